@@ -1,0 +1,65 @@
+"""Leases for long Celery tasks: neither run twice nor lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .context import ToolContext, current_context
+    from .core.errors import (
+        AlreadyAttached,
+        LeaseError,
+        LeaseLost,
+        ReceiptHandleExpiredError,
+        ShutdownRequested,
+        TaskCancelled,
+        TooManyDeliveries,
+        UnsupportedBroker,
+    )
+    from .core.heartbeat import Heartbeat
+    from .decorator import leased_task
+    from .extender import LeaseExtender, LeaseExtenderConfig
+    from .settings import LeaseConfigError
+    from .task import LeasedTask
+
+__all__ = [
+    "AlreadyAttached",
+    "Heartbeat",
+    "LeaseConfigError",
+    "LeaseError",
+    "LeaseExtender",
+    "LeaseExtenderConfig",
+    "LeaseLost",
+    "LeasedTask",
+    "ReceiptHandleExpiredError",
+    "ShutdownRequested",
+    "TaskCancelled",
+    "ToolContext",
+    "TooManyDeliveries",
+    "UnsupportedBroker",
+    "current_context",
+    "leased_task",
+]
+
+_HOMES = {
+    "Heartbeat": "core.heartbeat",
+    "LeaseConfigError": "settings",
+    "LeaseExtender": "extender",
+    "LeaseExtenderConfig": "extender",
+    "LeasedTask": "task",
+    "ToolContext": "context",
+    "current_context": "context",
+    "leased_task": "decorator",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name on first use, so that the package alone imports no Celery."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module  # noqa: PLC0415
+
+        return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'core.errors')}"), name)

@@ -1,0 +1,47 @@
+"""The brokers that can lease, each a package of its own with one driver.
+
+They know kombu and one client library, never Celery and never each other.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from celery_lease.core.errors import UnsupportedBroker
+
+if TYPE_CHECKING:
+    from celery_lease.core.clock import Clock
+    from celery_lease.core.delivery import Driver, Holder
+
+#: Kombu's ``Transport.driver_type`` to the package that leases on it.
+DRIVERS = {"redis": "celery_lease.brokers.redis"}
+
+
+def check(connection: Any) -> None:
+    """Make sure that there is a driver for a kombu *connection*; it is not opened.
+
+    Raises:
+        UnsupportedBroker: There is none.
+    """
+    driver_type = connection.transport.driver_type
+    if driver_type not in DRIVERS:
+        raise UnsupportedBroker(connection.transport_cls or driver_type, tuple(DRIVERS))
+
+
+def driver(channel: Any) -> Driver:
+    """Return a new driver for the broker of a live kombu *channel*.
+
+    Raises:
+        UnsupportedBroker: There is none.
+    """
+    connection = channel.connection.client
+    check(connection)
+    module = import_module(DRIVERS[channel.connection.driver_type] + ".driver")
+    return module.connect(channel)  # type: ignore[no-any-return]
+
+
+def lease_messages(channel: Any, driver: Driver, holder: Holder, clock: Clock) -> None:
+    """Make a live kombu *channel* lease the messages that *holder* has terms for."""
+    module = import_module(DRIVERS[channel.connection.driver_type] + ".channel")
+    module.lease_messages(channel, driver, holder, clock)

@@ -1,0 +1,27 @@
+"""Leases on Redis and Valkey, on top of what kombu keeps there.
+
+Kombu records a delivered message twice: its text in the hash ``unacked`` and, in the sorted set
+``unacked_index``, its delivery tag with the time of delivery. Every process that reads from the
+database sweeps that set and restores what is older than *its own* visibility timeout. A lease
+lives in the same two places, so that plain kombu can still restore it, but
+
+* under a tag of this one delivery instead of the publisher's, which survives redelivery: a former
+  holder has no name for the new holder's entry, and so cannot acknowledge, requeue or extend it,
+  whichever way its command comes;
+* with its expiry as the score, by the server's clock: no sweep takes it before it expires,
+  whatever its timeout.
+
+Beside them, with ``unacked`` standing for the configured key and behind any ``global_keyprefix``:
+
+``unacked.leases``
+    sorted set, tag to expiry: what the reaper reads.
+``unacked.claims``
+    hash, tag to a JSON record: where the message came from, who holds it.
+``unacked.token``
+    the last fencing token.
+``unacked.refusals``
+    sorted set of claims that were given up before the server answered; trimmed to an hour.
+
+Needs a server that knows ``ZMSCORE`` (Redis 6.2, any Valkey). Scripts run with ``allow-oom`` where
+the server can (Redis 7): a full server must not make a held message homeless.
+"""

@@ -1,0 +1,147 @@
+"""Kombu's record of unacknowledged messages on one channel, with leases for those that want one.
+
+Messages without a lease take kombu's own path, untouched. What is done with a leased one is
+decided by a :class:`~celery_lease.core.delivery.Holder`; this class only tells it what kombu asks.
+
+Uses of kombu internals, as read in 5.5.4 and 5.7.0: ``Channel.qos`` and ``basic_consume``,
+``Transport._callbacks``, ``QoS._delivered/_dirty/_quick_ack/_on_collect``, ``Message._raw``, and
+that a ``queue.Empty`` raised while a message is delivered means "nothing was received".
+"""
+
+from __future__ import annotations
+
+from multiprocessing.util import Finalize
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+from kombu.transport import redis as kombu_redis
+
+from celery_lease.brokers.redis.driver import Attempt, RedisDriver
+
+if TYPE_CHECKING:
+    from celery_lease.core.clock import Clock
+    from celery_lease.core.delivery import Holder
+
+
+class LeaseQoS(kombu_redis.QoS):
+    """Claims leased messages on arrival, and routes their acks and rejects to the holder.
+
+    Touched by the consuming thread, and in :meth:`ack` and :meth:`reject` by whichever thread
+    settles a message; kombu's own rule for the two (``_delivered`` and ``_dirty``) is kept.
+    """
+
+    driver: RedisDriver
+    holder: Holder
+    clock: Clock
+    arriving_from: str | None
+    leased: set[str]  # tags, this channel's; a set operation is atomic
+
+    def can_consume(self) -> bool:
+        """Tell whether another message may be taken."""
+        return not self.holder.backlogged and bool(super().can_consume())
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        """Record a delivery: under a lease if the holder names terms for it.
+
+        Raises:
+            queue.Empty: The claim was not confirmed. The message is on its way back to its queue
+                and nobody here will see it.
+        """
+        terms = self.holder.terms(message)
+        if terms is None:
+            super().append(message, delivery_tag)
+            return
+        queue = self.arriving_from or _likely_queue(self.channel, message)
+        attempt = Attempt.of(message, queue, _list_key(self.channel, queue, message))
+        claim = self.driver.claim(attempt, terms, self.clock.now())
+        if claim is None:
+            self.holder.unclaimed(attempt)
+            raise Empty
+        message.delivery_tag = claim.tag
+        self.leased.add(claim.tag)
+        super(kombu_redis.QoS, self).append(message, claim.tag)
+        self.holder.claimed(claim, message)
+
+    def ack(self, delivery_tag: str) -> None:
+        """Acknowledge a message and free its place in the prefetch window."""
+        if not self._release(delivery_tag):
+            super().ack(delivery_tag)
+            return
+        self.holder.complete(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Drop a message, or send it to the back of the line as kombu does."""
+        if not self._release(delivery_tag):
+            super().reject(delivery_tag, requeue=requeue)
+        elif requeue:
+            self.holder.hand_back([delivery_tag], front=False)
+        else:
+            self.holder.complete(delivery_tag)
+
+    def restore_unacked(self, client: Any = None) -> None:
+        """Return what nobody will work on any more; the channel is being closed."""
+        leased = [tag for tag in self._delivered if tag in self.leased]
+        for tag in leased:
+            del self._delivered[tag]
+        ended = [tag for tag in leased if not self.holder.keeps(tag) and self._release(tag)]
+        # Newest first, so that the oldest ends up at the front of the line.
+        self.holder.hand_back(ended[::-1], front=True)
+        super().restore_unacked(client)
+
+    def _release(self, delivery_tag: str) -> bool:
+        """Free the place of a leased message; False if it is not one of this channel's."""
+        if delivery_tag not in self.leased:
+            return False
+        self.leased.discard(delivery_tag)
+        self._quick_ack(delivery_tag)
+        return True
+
+
+def lease_messages(channel: Any, driver: RedisDriver, holder: Holder, clock: Clock) -> LeaseQoS:
+    """Make a live kombu *channel* lease the messages that *holder* has terms for.
+
+    The channel's ``QoS`` object stays the same one, with its counts, its prefetch limit and what
+    others have put on it, and only changes its class. To be called before consuming starts.
+    """
+    qos = channel.qos
+    qos.__class__ = LeaseQoS
+    qos.driver, qos.holder, qos.clock = driver, holder, clock
+    qos.arriving_from, qos.leased = None, set()
+    qos._on_collect.cancel()
+    qos._on_collect = Finalize(qos, qos.restore_unacked_once, exitpriority=1)
+    _remember_queues(channel, qos)
+    return qos  # type: ignore[no-any-return]
+
+
+def _remember_queues(channel: Any, qos: LeaseQoS) -> None:
+    """Let *qos* know which queue a message arrives from: kombu does not tell, and a topic
+    exchange may have put the same message into several."""
+    transport, consume = channel.connection, channel.basic_consume
+
+    def basic_consume(queue: str, *args: Any, **kwargs: Any) -> Any:
+        result = consume(queue, *args, **kwargs)
+        deliver = transport._callbacks[queue]
+
+        def arrive(raw: dict[str, Any]) -> Any:
+            qos.arriving_from = queue
+            try:
+                return deliver(raw)
+            finally:
+                qos.arriving_from = None
+
+        transport._callbacks[queue] = arrive
+        return result
+
+    channel.basic_consume = basic_consume
+
+
+def _likely_queue(channel: Any, message: Any) -> str:
+    """Return the queue of a message that was fetched rather than consumed."""
+    info = message.delivery_info
+    queues = list(channel._lookup(info.get("exchange"), info.get("routing_key")))
+    return queues[0] if queues else info.get("routing_key") or "celery"
+
+
+def _list_key(channel: Any, queue: str, message: Any) -> str:
+    priority = channel._get_message_priority(message._raw, reverse=False)
+    return f"{channel.global_keyprefix}{channel._q_for_pri(queue, priority)}"

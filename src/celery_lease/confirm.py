@@ -1,0 +1,48 @@
+"""Ask the broker, from a task process, whether an expired lease is still the task's own.
+
+Seldom: when a run returns after its deadline, or so close to it that its result might be stored
+after it. The answer is an extension, so that nobody takes the message while the result is stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from celery_lease import brokers
+from celery_lease.core.delivery import Answer, Renewal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from celery import Celery
+
+    from celery_lease.core.delivery import Driver
+
+logger = logging.getLogger(__name__)
+
+#: Longest wait for the broker's answer, in seconds; no answer counts as a loss.
+TIMEOUT = 5.0
+
+# The driver of this process, by process id: a forked child must not use its parent's sockets.
+_drivers: dict[int, Driver] = {}
+
+
+def confirm(app: Celery, ticket: Mapping[str, Any]) -> bool:
+    """Return whether the broker says that the lease is still held, extending it if so."""
+    try:
+        driver = _driver(app)
+    except Exception:  # an unreachable broker, in as many ways as there are clients
+        logger.exception("lease not confirmed: broker not reached")
+        return False
+    renewal = Renewal(ticket["tag"], ticket["extension"], late=True)
+    return driver.extend([renewal], timeout=TIMEOUT) == [Answer.HELD]
+
+
+def _driver(app: Celery) -> Driver:
+    pid = os.getpid()
+    if pid not in _drivers:
+        with app.connection_for_write() as connection:
+            _drivers[pid] = brokers.driver(connection.default_channel)
+    return _drivers[pid]

@@ -1,0 +1,47 @@
+"""The only place that asks the operating system what time it is.
+
+Two kinds of time, never mixed: :meth:`Clock.now` is seconds on a clock that all processes of one
+host share, that only moves forward and that also counts while the host is suspended; it orders
+beats and deadlines. :meth:`Clock.wall` is an aware date for people to read and decides nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+# CLOCK_BOOTTIME counts suspend, CLOCK_MONOTONIC on Linux does not: a lease goes on expiring at the
+# broker while the host sleeps. Elsewhere (macOS, BSD) the monotonic clock is the nearest there is.
+BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", 1))
+
+NANOSECONDS = 1_000_000_000
+
+
+class Clock(Protocol):
+    """A source of time that tests can replace."""
+
+    def now(self) -> float:
+        """Return seconds on the host's shared, monotonic clock."""
+        ...
+
+    def wall(self) -> datetime:
+        """Return the date and time, for display only."""
+        ...
+
+
+class SystemClock:
+    """The host's clock."""
+
+    def now(self) -> float:
+        """Return seconds since boot, suspend included where the platform counts it."""
+        return time.clock_gettime(BOOT_CLOCK)
+
+    def wall(self) -> datetime:
+        """Return the current date and time in UTC."""
+        return datetime.now(UTC)
+
+
+def now_ns() -> int:
+    """Return :meth:`SystemClock.now` in whole nanoseconds, the unit of the beat board."""
+    return time.clock_gettime_ns(BOOT_CLOCK)

@@ -1,0 +1,149 @@
+"""The life of one lease, as a state machine without I/O.
+
+::
+
+    RESERVED ──start──► RUNNING ──┬─► COMPLETED     acknowledged (or dropped)
+        │                  │      ├─► RELEASED      back in its queue
+        └──────────────────┴──────┴─► LOST          expired, or taken by somebody else
+
+Invariants: an expiry is exactly the last beat plus the extension (or the end of a quiet period);
+a lease without a new beat is never due; a deadline is counted from before the call that moved it,
+so it is never later than the broker's own; LOST is final.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from celery_lease.core.delivery import Answer, Claim, Renewal
+
+if TYPE_CHECKING:
+    from celery_lease.core.policy import LeasePolicy
+
+
+class State(StrEnum):
+    """Where a lease stands."""
+
+    RESERVED = "reserved"
+    RUNNING = "running"
+    LOST = "lost"
+    COMPLETED = "completed"
+    RELEASED = "released"
+
+
+class Lost(StrEnum):
+    """Why a lease was lost."""
+
+    EXPIRED = "expired"
+    TAKEN = "another delivery owns the message"
+    MAX_DURATION = "lease_max_duration reached"
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """One renewal under way: what is asked, and what will be true if it is granted."""
+
+    lease: Lease
+    renewal: Renewal
+    beat: float
+    expiry: float
+    asked_at: float
+
+
+class Lease:
+    """One lease of this worker. Not thread-safe: its registry's lock guards it."""
+
+    __slots__ = (
+        "beat",
+        "claim",
+        "deadline",
+        "extended_at",
+        "extended_to",
+        "lost",
+        "name",
+        "policy",
+        "quiet_until",
+        "received_at",
+        "started_at",
+        "state",
+        "task_id",
+    )
+
+    def __init__(self, claim: Claim, policy: LeasePolicy, *, task_id: str, name: str) -> None:
+        self.claim = claim
+        self.policy = policy
+        self.task_id = task_id
+        self.name = name
+        self.state = State.RESERVED
+        self.lost: Lost | None = None
+        self.received_at = claim.asked_at
+        self.started_at: float | None = None
+        self.beat = claim.asked_at
+        self.quiet_until = 0.0
+        self.extended_at = claim.asked_at
+        self.extended_to = self.deadline = claim.asked_at + claim.seconds
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this worker may act under the lease."""
+        return self.state in (State.RESERVED, State.RUNNING)
+
+    def start(self, at: float) -> None:
+        """Hand the message to the pool; *at* counts as a beat."""
+        if self.state is State.RESERVED:
+            self.state = State.RUNNING
+            self.started_at = at
+            self.see(at)
+
+    def see(self, beat: float, quiet_until: float = 0.0) -> None:
+        """Take note of the latest beat and of the end of a quiet period, if one was declared."""
+        if beat < self.deadline:
+            self.beat = max(self.beat, beat)
+            self.quiet_until = quiet_until
+
+    def expiry(self) -> float:
+        """Return when the lease should expire, by what is known of the task's progress."""
+        expiry = max(self.beat + self.policy.extension, self.quiet_until)
+        if self.started_at is None:
+            return expiry
+        return min(expiry, self.started_at + self.policy.max_duration)
+
+    def due(self, now: float) -> Extension | None:
+        """Return the extension to send now, or None if there is nothing new or it is too soon."""
+        expiry = self.expiry()
+        if not self.is_held or expiry == self.extended_to or expiry <= now:
+            return None
+        if now - self.extended_at < self.policy.interval:
+            return None
+        renewal = Renewal(self.claim.tag, expiry - now)
+        return Extension(self, renewal, self.beat, expiry, now)
+
+    def answered(self, extension: Extension, answer: Answer) -> None:
+        """Apply the broker's answer; an unknown one changes nothing, so it is asked again."""
+        if not self.is_held:
+            return
+        if answer is Answer.HELD:
+            self.extended_at = extension.asked_at
+            self.extended_to = self.deadline = extension.expiry
+        elif answer is Answer.LOST:
+            self.lose(Lost.TAKEN)
+
+    def expire(self, now: float) -> bool:
+        """Lose the lease if its deadline has passed, and tell whether that happened now."""
+        if not self.is_held or now < self.deadline:
+            return False
+        started = self.started_at
+        over = started is not None and now - started >= self.policy.max_duration
+        self.lose(Lost.MAX_DURATION if over else Lost.EXPIRED)
+        return True
+
+    def lose(self, why: Lost) -> None:
+        """Mark the lease as gone for good."""
+        self.state = State.LOST
+        self.lost = why
+
+    def end(self, state: State) -> None:
+        """Settle the lease: COMPLETED or RELEASED."""
+        self.state = state

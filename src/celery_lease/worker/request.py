@@ -1,0 +1,134 @@
+"""A leased task's request: where Celery's worker meets the lease of its message.
+
+Celery decides when a task starts, ends, fails or times out; this class gives each of these its
+meaning for the lease, and turns Celery's own handling away once the lease is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from billiard.einfo import ExceptionWithTraceback
+from celery.exceptions import TaskRevokedError, Terminated, WorkerLostError
+from celery.worker.request import Request
+
+from celery_lease.core.board import BoardFull
+from celery_lease.task import Discarded
+from celery_lease.worker import compat
+
+if TYPE_CHECKING:
+    from celery_lease.worker.leases import Handle
+
+logger = logging.getLogger(__name__)
+
+
+class LeasedRequest(Request):
+    """One delivery of a leased task. Without a lease it is a plain request."""
+
+    lease: Handle | None
+    lease_loss = False  #: a return to the queue from here on counts as a loss
+
+    def __init__(self, message: Any, **options: Any) -> None:
+        super().__init__(message, **options)
+        self.lease = getattr(message, "lease", None)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Begin the lease where Celery's per-task subclass hands a request to the pool.
+
+        ``celery.worker.request.create_request_cls`` overrides ``execute_using_pool`` without
+        calling its base, so the base cannot do this.
+        """
+        super().__init_subclass__(**options)
+        execute = cls.execute_using_pool
+
+        def execute_using_pool(self: LeasedRequest, pool: Any, **kwargs: Any) -> Any:
+            if self.lease is not None:
+                self._begin(self.lease)
+            return execute(self, pool, **kwargs)
+
+        cls.execute_using_pool = execute_using_pool  # type: ignore[method-assign]
+
+    def _begin(self, lease: Handle) -> None:
+        """Give the task its ticket.
+
+        Raises:
+            TaskRevokedError: The lease is gone, so the task must not start; Celery's word for that.
+        """
+        try:
+            ticket = lease.leases.start(lease.tag)
+        except BoardFull:
+            logger.error("no room for task %s[%s]: handed back", self.name, self.id)
+            lease.leases.hand_back([lease.tag])
+            ticket = None
+        if ticket is None:
+            logger.info("task %s[%s] not started: its lease is gone", self.name, self.id)
+            self._drop(lease)
+            raise TaskRevokedError(self.id)
+        self._delivery_info["lease"] = ticket
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """Start the lease's running time; a task process took the request."""
+        if self.lease is not None:
+            self.lease.leases.accepted(self.lease.tag, pid)
+        super().on_accepted(pid, time_accepted)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """Fail the task on its hard time limit, unless it is somebody else's by now."""
+        if not soft and self.lease is not None:
+            if self.lease.leases.is_lost(self.lease.tag):
+                self._drop(self.lease)
+                return
+            self.lease_loss = True
+        super().on_timeout(soft, timeout)
+
+    def on_failure(
+        self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
+    ) -> None:
+        """Deal with a failed task; one that lost its lease has not failed, it is void."""
+        exc = exc_info.exception
+        if isinstance(exc, ExceptionWithTraceback):
+            exc = exc.exc
+        self.lease_loss = isinstance(exc, WorkerLostError)
+        if self.lease is not None and self._is_void(exc, return_ok):
+            self._drop(self.lease)
+            return
+        super().on_failure(exc_info, send_failed_event, return_ok)
+
+    def acknowledge(self) -> None:
+        """Settle the message at once, then let Celery free its place in the prefetch window.
+
+        At once, because Celery's own way leads through the event loop, which does not turn while
+        the worker stops.
+        """
+        if self.lease is not None and not self.acknowledged:
+            self.lease.leases.complete(self.lease.tag)
+        super().acknowledge()
+
+    def reject(self, requeue: bool = False) -> None:
+        """Return the message at once, or drop it."""
+        if self.lease is not None and not self.acknowledged:
+            if requeue:
+                self.lease.leases.hand_back(
+                    [self.lease.tag], orderly=not self.lease_loss, front=self.lease_loss
+                )
+            else:
+                self.lease.leases.complete(self.lease.tag)
+        super().reject(requeue)
+
+    def _is_void(self, exc: BaseException, return_ok: bool) -> bool:
+        """Whether the task process threw the outcome away, or died after its lease did.
+
+        With *return_ok* the task process stored the outcome while it held the lease.
+        """
+        if isinstance(exc, Discarded):
+            return True
+        if return_ok or isinstance(exc, Terminated) or self.lease is None:
+            return False
+        return self.lease.leases.is_lost(self.lease.tag)
+
+    def _drop(self, lease: Handle) -> None:
+        """End a request without any outcome; a message that nobody took goes back at once."""
+        compat.mark_ready(self)
+        lease.leases.discard(lease.tag)
+        super().acknowledge()

@@ -1,0 +1,72 @@
+"""A supervised thread that does one thing again and again."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+
+class Service:
+    """Calls a function that returns the seconds to wait before the next call.
+
+    An exception is logged with its traceback and the next call comes after *retry* seconds; the
+    thread ends only by :meth:`stop`. If it ends otherwise, *on_death* is called: a worker that
+    cannot keep its leases must not take more.
+    """
+
+    def __init__(
+        self, name: str, once: Callable[[], float], *, retry: float, on_death: Callable[[], None]
+    ) -> None:
+        self._once = once
+        self._retry = retry
+        self._on_death = on_death
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; a second call does nothing."""
+        if not self._thread.is_alive() and not self._stopping:
+            self._thread.start()
+
+    def wake(self) -> None:
+        """Make the next call now."""
+        self._wake.set()
+
+    def stop(self, timeout: float) -> bool:
+        """End the thread after its current call; tell whether it ended within *timeout* seconds."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread lives."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                # Jitter, so that workers started together do not ask the broker together.
+                self._wake.wait(self._call() * random.uniform(0.8, 1.0))  # noqa: S311
+                self._wake.clear()
+        finally:
+            if not self._stopping:
+                logger.critical("%s died; the worker stops", self._thread.name)
+                self._on_death()
+
+    def _call(self) -> float:
+        try:
+            return self._once()
+        except Exception:
+            logger.exception("%s failed, next try in %g s", self._thread.name, self._retry)
+            return self._retry
