@@ -78,7 +78,7 @@ class Renewals:
         # Guards all that follows. Beats, the thread and the end of the block take it; never held
         # during a call to the broker: whoever calls has set _in_flight under it before.
         self._turn = threading.Condition()
-        self._counted = heartbeat.beats if heartbeat else None  # None: no beat has counted yet
+        self._counted: int | None = None  # number of the newest beat that an extension counted
         self._next_at = -inf  # clock reading before which nothing is sent
         self._in_flight = False
         self._closed = False

