@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .core.heartbeat import Heartbeat
     from .decorator import leased_task
     from .extender import LeaseExtender, LeaseExtenderConfig
+    from .loops import LoopGroup, Runnable, ShutdownCoordinator
     from .settings import LeaseConfigError
     from .task import LeasedTask
 
@@ -33,11 +34,14 @@ __all__ = [
     "LeaseExtenderConfig",
     "LeaseLost",
     "LeasedTask",
+    "LoopGroup",
     "ReceiptHandleExpiredError",
+    "Runnable",
+    "ShutdownCoordinator",
     "ShutdownRequested",
     "TaskCancelled",
-    "ToolContext",
     "TooManyDeliveries",
+    "ToolContext",
     "UnsupportedBroker",
     "current_context",
     "leased_task",
@@ -49,6 +53,9 @@ _HOMES = {
     "LeaseExtender": "extender",
     "LeaseExtenderConfig": "extender",
     "LeasedTask": "task",
+    "LoopGroup": "loops",
+    "Runnable": "loops",
+    "ShutdownCoordinator": "loops",
     "ToolContext": "context",
     "current_context": "context",
     "leased_task": "decorator",
@@ -60,6 +67,11 @@ if not TYPE_CHECKING:
         """Import a public name on first use, so that the package alone imports no Celery."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from importlib import import_module  # noqa: PLC0415
+        from importlib import import_module
 
-        return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'core.errors')}"), name)
+        home = import_module(f"{__name__}.{_HOMES.get(name, 'core.errors')}")
+        globals()[name] = value = getattr(home, name)  # the next use finds it at once
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from celery_lease import brokers
@@ -25,8 +26,10 @@ logger = logging.getLogger(__name__)
 #: Longest wait for the broker's answer, in seconds; no answer counts as a loss.
 TIMEOUT = 5.0
 
-# The driver of this process, by process id: a forked child must not use its parent's sockets.
-_drivers: dict[int, Driver] = {}
+# The drivers of this process by app, each with the id of the process that connected it: a forked
+# child must not use its parent's sockets. A dictionary's store is atomic; two threads that both
+# connect make one driver too many, and both work.
+_drivers: weakref.WeakKeyDictionary[Celery, tuple[int, Driver]] = weakref.WeakKeyDictionary()
 
 
 def confirm(app: Celery, ticket: Mapping[str, Any]) -> bool:
@@ -41,8 +44,11 @@ def confirm(app: Celery, ticket: Mapping[str, Any]) -> bool:
 
 
 def _driver(app: Celery) -> Driver:
-    pid = os.getpid()
-    if pid not in _drivers:
-        with app.connection_for_write() as connection:
-            _drivers[pid] = brokers.driver(connection.default_channel)
-    return _drivers[pid]
+    pid, driver = _drivers.get(app, (0, None))
+    if driver is None or pid != os.getpid():
+        # Leases are where the worker reads its messages, which may be another broker than where
+        # it sends some.
+        with app.connection_for_read() as connection:
+            driver = brokers.driver(connection.default_channel)
+        _drivers[app] = (os.getpid(), driver)
+    return driver

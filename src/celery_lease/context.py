@@ -1,6 +1,7 @@
 """What a leased task's author sees: the context, and the way to reach it.
 
-A context writes times and reads times on the beat board, nothing else: no lock, no I/O, no broker.
+A context writes times and reads times on the beat board, nothing else: no lock, no I/O, no broker;
+checkpoints alone go to their store.
 Without a lease (a direct call, an eager task, a test) it has a private board of a few cells with
 a deadline that never comes, so there is one code path.
 """
@@ -9,26 +10,32 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from celery_lease import subprocesses
+from celery_lease.checkpoints import Checkpoints, Superseded
 from celery_lease.core import board as beatboard
-from celery_lease.core.board import Board, Slot
-from celery_lease.core.clock import NANOSECONDS, SystemClock, now_ns
+from celery_lease.core.board import BEAT, GATE, Board, Outcome, Slot
+from celery_lease.core.clock import SystemClock, host_seconds
+from celery_lease.core.delivery import Answer
 from celery_lease.core.errors import LeaseLost, ShutdownRequested, TaskCancelled
 from celery_lease.core.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
     from datetime import datetime
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at the board by :func:`prolong`.
+POLL_INTERVAL = 0.02
 
 
 class ToolContext:
@@ -44,13 +51,13 @@ class ToolContext:
     ) -> None:
         ticket = ticket or {}
         self._board, self._slot = board, slot
-        self._cells = board.cells
-        self._base = slot.base
-        self._limit = slot.base + beatboard.TIME_MASK
-        self._beat_cell = slot.first + beatboard.BEAT
-        self._gate_cell = slot.first + beatboard.GATE
+        self._record = board.record(slot)
+        self._base = board.base(slot)
+        self._limit = board.limit(slot)
+        self._quiet: list[float] = []  # ends of the quiet periods we are in
         self._heartbeat: _ContextHeartbeat | None = None
         self._told = False
+        self._checkpoints = Checkpoints(task_id)
         self.task_id = task_id
         self.leased = bool(ticket)
         self.fencing_token: int | None = ticket.get("token")
@@ -58,7 +65,6 @@ class ToolContext:
         self.worker_id: str = ticket.get("worker", "")
         self._aborts = ticket.get("on_lost", "abort") == "abort"
         self._observed = ticket.get("mode") == "observe"
-        self._interruptible = bool(ticket.get("interruptible"))
 
     def beat(
         self, done: float | None = None, total: float | None = None, note: str | None = None
@@ -75,13 +81,14 @@ class ToolContext:
             ShutdownRequested: The worker stops and the task is interruptible; let it pass.
             TaskCancelled: Somebody cancelled the task; clean up and let it pass.
         """
-        stamp = self._base + now_ns()
-        if stamp < self._cells[self._gate_cell] < self._limit:
-            self._cells[self._beat_cell] = stamp
+        record = self._record
+        stamp = host_seconds() + self._base
+        if stamp < record[GATE] < self._limit or self._may_go_on():
+            record[BEAT] = stamp
         else:
-            self._refused(stamp)
+            done = total = note = None  # the record may be somebody else's
         if done is not None or total is not None or note is not None:
-            self._report(done, total, note)
+            self._board.report(self._slot, done, total, note)
         if self._heartbeat is not None:
             self._heartbeat.passed_on()
 
@@ -96,7 +103,7 @@ class ToolContext:
             LeaseLost: As :meth:`beat`.
         """
         if total is None and hasattr(iterable, "__len__"):
-            total = len(iterable)
+            total = len(cast("Sized", iterable))
         self.beat(0, total)
         for done, item in enumerate(iterable, 1):
             yield item
@@ -126,17 +133,23 @@ class ToolContext:
         """Run a subprocess, beating on its output; end it when the lease is lost.
 
         The arguments are those of :func:`subprocess.run`. Output that is not redirected is
-        captured, as with ``capture_output=True``. A command that is silent for longer than
-        ``lease_extension`` loses the lease: put it into :meth:`quiet`.
+        captured, unless ``capture_output=False``. Only captured output counts as progress: a
+        command that is silent, or writes to a file of yours, for longer than ``lease_extension``
+        loses the lease; put it into :meth:`quiet`.
+
+        The command is ended with everything it started, for which it gets a process group of its
+        own (see ``process_group``); if you choose one yourself (also by ``start_new_session`` or
+        ``preexec_fn``) that holds others too, the command's own process alone is ended. To end is
+        to terminate, and to kill 5 seconds later.
 
         Raises:
-            LeaseLost: The lease was lost; the command was terminated, and killed 5 s later.
+            LeaseLost: The lease was lost; the command was ended. So it is by every other error
+                that comes up here, such as a time limit's.
             subprocess.CalledProcessError: *check* was given and the command failed.
-            subprocess.TimeoutExpired: *timeout* seconds went by.
+            subprocess.TimeoutExpired: *timeout* seconds went by; the command was ended.
+            ValueError: *input* and ``stdin`` were both given.
         """
-        return subprocesses.run(
-            self, command, input=input, check=check, timeout=timeout, **popen
-        )
+        return subprocesses.run(self, command, input=input, check=check, timeout=timeout, **popen)
 
     @contextmanager
     def quiet(self, seconds: float) -> Iterator[None]:
@@ -150,20 +163,78 @@ class ToolContext:
         """
         if isinstance(seconds, bool) or not 0 < seconds < math.inf:
             raise ValueError(f"quiet() needs a positive number of seconds, not {seconds!r}")
+        until = host_seconds() + seconds
         self.beat()
-        until = now_ns() / NANOSECONDS + seconds
-        self._board.write_time(self._slot, beatboard.QUIET, until)
+        self._quiet.append(until)
+        self._tell_quiet()
         try:
             yield
+            self.beat()
         finally:
-            self._cells[self._slot.first + beatboard.QUIET] = 0
+            self._quiet.remove(until)
+            self._tell_quiet()
+
+    def _tell_quiet(self) -> None:
+        """Write when the last of the quiet periods ends that we are in; they may be nested."""
+        if self._board.owns(self._slot):
+            until = max(self._quiet, default=0.0)
+            self._board.write_time(self._slot, beatboard.QUIET, until)
+
+    def checkpoint(self, value: Any) -> None:
+        """Save a JSON-able state for whichever run of this task comes next; beat before and after.
+
+        It replaces the last one. The task's success removes it; a crash, a lost lease, a retry and
+        a failure do not. It is saved before a wish to stop is told, so an interruptible task that
+        ends here resumes from here. Without a lease it is kept in memory, for :attr:`restored`.
+
+        Args:
+            value: None, bool, int, float, str, and lists and dicts of these; keys are str. A tuple
+                comes back as a list. At most 1 MiB of JSON.
+
+        Raises:
+            LeaseLost: The lease is gone, or a later run was here; nothing was saved over its state.
+            ShutdownRequested: As :meth:`beat`; *value* is saved.
+            TaskCancelled: As :meth:`beat`; *value* is saved.
+            TypeError: *value* is not JSON-able.
+            CheckpointError: It was not saved: too large, no store, no answer. The lease is held.
+        """
+        if self.is_lost:
+            self._lost(self._flags())
+        elif self._board.owns(self._slot):
+            self._board.write_time(self._slot, BEAT, host_seconds())
+        try:
+            self._checkpoints.save(value)
+        except Superseded:
+            self._superseded()
         self.beat()
+
+    @property
+    def restored(self) -> Any:
+        """What the last run of this task saved, a new object at each access; None if nothing.
+
+        Read it before the first :meth:`checkpoint`: the first access asks the store, later ones
+        return the same.
+
+        Raises:
+            LeaseLost: A later run was here.
+            CheckpointError: It cannot be read; it was left as it is.
+        """
+        try:
+            return self._checkpoints.restored()
+        except Superseded:
+            return self._superseded()
+
+    def _superseded(self) -> None:
+        """Tell of a loss that the store of checkpoints knows of before the board does."""
+        self._lost(beatboard.FLAG_TAKEN)
 
     @property
     def heartbeat(self) -> Heartbeat:
         """The heartbeat behind this context, for code that takes one; its beats count here."""
         if self._heartbeat is None:
-            self._heartbeat = _ContextHeartbeat(self)
+            # One step, so that two threads get the same one.
+            made = vars(self).setdefault("_first_heartbeat", _ContextHeartbeat(self))
+            self._heartbeat = made
         return self._heartbeat
 
     @property
@@ -171,8 +242,11 @@ class ToolContext:
         """Seconds until the lease expires if nothing extends it; infinite without a lease."""
         if not self.leased:
             return math.inf
+        flags = self._flags()
+        if flags is None or flags & beatboard.FLAG_LOST:
+            return 0.0
         deadline = self._board.read_time(self._slot, beatboard.DEADLINE)
-        return max(0.0, deadline - now_ns() / NANOSECONDS)
+        return max(0.0, deadline - host_seconds())
 
     @property
     def deadline(self) -> datetime | None:
@@ -184,8 +258,8 @@ class ToolContext:
     @property
     def elapsed(self) -> float:
         """Seconds since the last beat."""
-        last = self._board.read_time(self._slot, beatboard.BEAT)
-        return now_ns() / NANOSECONDS - last
+        last = self._board.read_time(self._slot, BEAT)  # first, or a beat in between is negative
+        return host_seconds() - last
 
     @property
     def shutting_down(self) -> bool:
@@ -195,69 +269,54 @@ class ToolContext:
     @property
     def is_lost(self) -> bool:
         """Whether the lease is gone; checks without beating."""
-        if self._observed:
-            return False
-        flags = self._flags()
-        if flags is None or flags & beatboard.FLAG_LOST:
-            return True
-        return now_ns() / NANOSECONDS >= self._board.read_time(self._slot, beatboard.DEADLINE)
+        return not self._observed and self.remaining <= 0
 
     def check(self) -> None:
         """Raise what :meth:`beat` would raise, without proving progress."""
-        stamp = self._base + now_ns()
-        if not stamp < self._cells[self._gate_cell] < self._limit:
-            self._refused(stamp)
+        if not host_seconds() + self._base < self._record[GATE] < self._limit:
+            self._may_go_on()
+
+    def end(self, outcome: Outcome) -> None:
+        """Say how the run ended; for the worker parts."""
+        self._board.tell_outcome(self._slot, outcome)
 
     def _start(self) -> None:
         """Begin to run: the first beat."""
-        now = now_ns() / NANOSECONDS
+        now = host_seconds()
         self._board.write_time(self._slot, beatboard.STARTED, now)
-        self._board.write_time(self._slot, beatboard.BEAT, now)
+        self._board.write_time(self._slot, BEAT, now)
 
     def _flags(self) -> int | None:
         """Return what the keeper told this lease; None if the record is another lease's by now."""
-        value = self._cells[self._slot.first + beatboard.FLAGS]
-        if value and value >> beatboard.GENERATION_SHIFT != self._slot.generation:
-            return None
-        deadline = self._cells[self._slot.first + beatboard.DEADLINE]
-        if deadline >> beatboard.GENERATION_SHIFT != self._slot.generation:
-            return None
-        return value & beatboard.TIME_MASK
+        return self._board.read_flags(self._slot)
 
-    def _refused(self, stamp: int) -> None:
-        """Find out why the gate is closed. Slow, and seldom."""
-        if self.is_lost:
-            self._lost()
-            return
-        flags = self._flags() or 0
+    def _may_go_on(self) -> bool:
+        """Find out why the gate is closed: raise, or tell if a beat still counts. Seldom called."""
+        flags = self._flags()
+        lost = self.is_lost
+        if lost:
+            self._lost(flags)
+        if flags is None:
+            return False
         if flags & beatboard.FLAG_CANCELLED:
             raise TaskCancelled(self.task_id)
-        if flags & beatboard.FLAG_SHUTDOWN and self._interruptible:
+        if flags & beatboard.FLAG_SHUTDOWN:
             raise ShutdownRequested(self.task_id)
-        self._cells[self._beat_cell] = stamp
+        return not lost
 
-    def _lost(self) -> None:
-        flags = self._flags()
+    def _lost(self, flags: int | None) -> None:
         reason = "expired"
         if flags is None or flags & beatboard.FLAG_TAKEN:
             reason = "another delivery owns the message"
         elif flags & beatboard.FLAG_MAX_DURATION:
             reason = "lease_max_duration reached"
+        elif flags & beatboard.FLAG_LIMIT:
+            reason = "the broker holds no message longer"
+        told, self._told = self._told, True
         if self._aborts:
             raise LeaseLost(self.task_id, reason)
-        if not self._told:
-            self._told = True
+        if not told:
             logger.warning("lease of task %s lost (%s); the task runs on", self.task_id, reason)
-
-    def _report(self, done: float | None, total: float | None, note: str | None) -> None:
-        first = self._slot.first
-        if done is not None:
-            self._board.numbers[first + beatboard.DONE] = done
-        if total is not None:
-            self._board.numbers[first + beatboard.TOTAL] = total
-        if note is not None:
-            self._board.write_note(self._slot, note)
-        self._cells[first + beatboard.PROGRESS] += 1
 
 
 class _ContextHeartbeat(Heartbeat):
@@ -274,6 +333,10 @@ class _ContextHeartbeat(Heartbeat):
     def passed_on(self) -> None:
         """Take over a beat that was made on the context."""
         super().beat()
+
+    def elapsed(self) -> float:
+        """Return the seconds since the context's last beat."""
+        return self._context.elapsed
 
 
 _current: ContextVar[ToolContext | None] = ContextVar("celery_lease_context", default=None)
@@ -313,22 +376,52 @@ def private_context(task_id: str = "") -> ToolContext:
     """Return a context without a lease, for a call outside a worker."""
     board = Board.private()
     slot = board.lend()
-    board.allow(slot, beatboard.TIME_MASK / NANOSECONDS / 2)
+    board.allow(slot, math.inf)
     context = ToolContext(board, slot, task_id=task_id)
     context._start()
     return context
 
 
 def leased_context(ticket: Mapping[str, Any], task_id: str) -> ToolContext:
-    """Return the context for a ticket that the worker's main process wrote.
+    """Return the context for a ticket that the worker's main process wrote, and begin to run.
 
     Raises:
-        LeaseLost: That worker is gone, so nobody keeps the lease.
+        LeaseLost: That worker is gone, so nobody keeps the lease, or the lease is gone already.
     """
     try:
         board = Board.at(ticket["board"])
     except OSError:
         raise LeaseLost(task_id, "the worker's main process is gone") from None
-    return ToolContext(
-        board, Slot(ticket["slot"], ticket["generation"]), task_id=task_id, ticket=ticket
-    )
+    slot = Slot(ticket["slot"], ticket["generation"])
+    context = ToolContext(board, slot, task_id=task_id, ticket=ticket)
+    if context.is_lost:
+        raise LeaseLost(task_id, "gone before the task started")
+    context._start()
+    return context
+
+
+def prolong(context: ToolContext, margin: float) -> bool:
+    """Count a run's end as a beat, and wait until the keeper extended the lease for it.
+
+    For brokers that cannot confirm a lease that has expired: it must not come to that.
+    """
+    patience = threading.Event()
+    if context.remaining > 0:
+        context._board.write_time(context._slot, BEAT, host_seconds())
+    while 0 < context.remaining <= margin:
+        patience.wait(POLL_INTERVAL)
+    return context.remaining > 0
+
+
+def standing(context: ToolContext, margin: float) -> Answer:
+    """Tell what is known here of the lease: held for at least *margin* seconds, or lost.
+
+    UNKNOWN: it is over, or as good as over, by the board; the broker may still know it as held.
+    A task that was told of its loss and stopped its work has lost, whatever the broker says.
+    """
+    if context._observed:
+        return Answer.HELD
+    flags = context._flags()
+    if flags is None or flags & beatboard.FLAG_TAKEN or (context._told and context._aborts):
+        return Answer.LOST
+    return Answer.HELD if context.remaining > margin else Answer.UNKNOWN

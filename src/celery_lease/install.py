@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from billiard.process import current_process
+from celery.signals import worker_process_init
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -17,5 +22,18 @@ def install(app: Celery) -> None:
     Binding a leased task does this. Safe to repeat: an app's steps are sets, and steps that are
     named by a string are imported by the worker that starts them, by nobody else.
     """
+    worker_process_init.connect(_leave_process_group)
     app.steps["worker"].add(WORKER_STEP)
     app.steps["consumer"].add(CONSUMER_STEP)
+
+
+def _leave_process_group(**_: Any) -> None:
+    """Put a task process into a group of its own.
+
+    A supervisor, a container's stop or Ctrl-C sends the worker's signal to its whole group, and a
+    task process would die of it in the middle of its task. The worker ends its own, by process
+    id, and the kernel does when the worker is killed.
+    """
+    if current_process().name != "MainProcess" and hasattr(os, "setpgid"):
+        with suppress(OSError):
+            os.setpgid(0, 0)

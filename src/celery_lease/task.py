@@ -1,56 +1,46 @@
 """Leased tasks: a Celery task whose message is held under a lease while it runs.
 
-The lease itself is kept by the worker's main process. Here, in the task process, its outcome is
-guarded: whatever a run returns or raises after its lease is gone is thrown away, because the
-message is somebody else's by then.
+The lease itself is kept by the worker's main process. Here is what a task's author and its callers
+meet: options, their checks, and Celery's own methods as far as a lease changes what they may do.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from celery import Task
-from celery.exceptions import Ignore, Reject
 from celery.utils.functional import head_from_fun
 from celery.utils.imports import symbol_by_name
 
-from celery_lease import settings
-from celery_lease.confirm import confirm
-from celery_lease.context import (
-    ToolContext,
-    active_context,
-    entered,
-    leased_context,
-    private_context,
-)
-from celery_lease.core.errors import LeaseLost, ShutdownRequested
+from celery_lease import outcome, settings
+from celery_lease.context import active_context
+from celery_lease.core.errors import LeaseLost
 from celery_lease.core.policy import Fault
 from celery_lease.injection import Injection
 from celery_lease.settings import LeaseConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from celery import Celery
 
-logger = logging.getLogger(__name__)
+#: What a leased task cannot do without, and why.
+NATURE = {
+    "acks_late": "a leased task must be acknowledged late: an early acknowledgement ends the lease "
+    "before the work begins",
+    "reject_on_worker_lost": "a leased task's message must go back when its process dies: that is "
+    "what the lease is for",
+}
 
-#: A run that returns with less than this share of its lease left asks the broker first, so that
-#: storing the result does not outlast the lease.
-MARGIN = 0.1
+#: Message header that carries a call's own ``lease_*`` options.
+HEADER = "lease"
+#: Where the ticket of a delivery is in a request's ``delivery_info``.
+TICKET = "lease"
 
 
-class Discarded(Ignore):
-    """The outcome of a run that lost its lease; Celery stores nothing and calls nothing for it."""
-
-
-class HandedOver(Reject):
-    """The outcome of a run that ended because its worker stops; the message goes back."""
-
-
-class LeasedTask(Task):
+class LeasedTask(Task):  # type: ignore[type-arg]  # not subscriptable when it runs
     """Base class of leased tasks: ``@app.task(base=LeasedTask)``, or a class of your own.
 
     A leased task is acknowledged when it has ended, and its message returns to the queue when its
@@ -67,18 +57,22 @@ class LeasedTask(Task):
     Installer = "celery_lease.install:install"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Wrap ``run``, wherever a class defines one, and check the options given with it."""
+        """Wrap ``run``, wherever a class gets one from, and check the options given with it."""
         super().__init_subclass__(**kwargs)
-        _check_options(cls)
-        run = cls.__dict__.get("run")
-        if run is not None:
+        check_options(vars(cls), cls.__dict__.get("name") or cls.__qualname__)
+        run = inspect.getattr_static(cls, "run")
+        if run is not Task.run and not getattr(run, "is_leased", False):
             _lease_run(cls, run)
 
     @classmethod
     def bind(cls, app: Celery) -> Any:
-        """Bind to an app, installing the worker parts there if they are not yet."""
+        """Bind to an app, installing the worker parts there if they are not yet.
+
+        Raises:
+            LeaseConfigError: The app's ``task_annotations`` take from the task what it must have.
+        """
         bound = super().bind(app)
-        _check_acks_late(cls)
+        check_options({option: getattr(cls, option) for option in NATURE}, cls.name)
         symbol_by_name(cls.Installer)(app)
         return bound
 
@@ -96,12 +90,22 @@ class LeasedTask(Task):
         """
         lease = {name: options.pop(name) for name in list(options) if name.startswith("lease_")}
         if lease:
-            base = settings.task_lease(
-                settings.load(self.app.conf), lease_options(self), self.name
-            )
+            headers = options.get("headers") or {}
+            # A retry brings the options of the call that it repeats.
+            lease = {**(headers.get(HEADER) or {}), **lease}
+            base = settings.task_lease(settings.load(self.app.conf), lease_options(self), self.name)
             settings.call_lease(base, lease, self.name)
-            options["headers"] = {**(options.get("headers") or {}), "lease": lease}
+            options["headers"] = {**headers, HEADER: lease}
         return super().apply_async(args, kwargs, *positional, **options)
+
+    def signature_from_request(self, *args: Any, **options: Any) -> Any:
+        """As in Celery; the lease of this delivery is not part of the next message."""
+        signature = super().signature_from_request(*args, **options)
+        # Where the exchange has a name Celery copies all of delivery_info, the ticket included.
+        signature.options.pop(TICKET, None)
+        return signature
+
+    subtask_from_request = signature_from_request
 
     def retry(self, *args: Any, **options: Any) -> Any:
         """As in Celery, while the lease is held.
@@ -109,7 +113,7 @@ class LeasedTask(Task):
         Raises:
             LeaseLost: The lease is gone: whoever holds it now decides on retries. Nothing was sent.
         """
-        self._check_lease()
+        self._hold()
         return super().retry(*args, **options)
 
     def replace(self, sig: Any) -> Any:
@@ -118,22 +122,28 @@ class LeasedTask(Task):
         Raises:
             LeaseLost: The lease is gone. Nothing was sent.
         """
-        self._check_lease()
+        self._hold()
         return super().replace(sig)
 
-    def update_state(self, *args: Any, **options: Any) -> Any:
-        """As in Celery, while the lease is held.
+    def update_state(self, task_id: str | None = None, *args: Any, **options: Any) -> Any:
+        """As in Celery, while the lease is held; the state is its new holder's then.
 
         Raises:
-            LeaseLost: The lease is gone: the state is its new holder's. Nothing was stored.
+            LeaseLost: The lease is gone. Nothing was stored. Not with ``lease_on_lost="continue"``,
+                where nothing is stored either.
         """
-        self._check_lease()
-        return super().update_state(*args, **options)
-
-    def _check_lease(self) -> None:
         context = active_context()
-        if context is not None and context.leased and context.is_lost:
-            raise LeaseLost(context.task_id)
+        if context is not None and task_id in (None, context.task_id) and context.is_lost:
+            context.check()
+            return None
+        return super().update_state(task_id, *args, **options)
+
+    def _hold(self) -> None:
+        """Make sure that the lease is held before something is sent that ends the run."""
+        context, ticket = active_context(), outcome.ticket_of(self)
+        if context is None or ticket is None or outcome.may_act(self.app, context, ticket):
+            return
+        raise LeaseLost(context.task_id)
 
 
 def lease_options(task: LeasedTask) -> dict[str, object]:
@@ -146,131 +156,54 @@ def lease_options(task: LeasedTask) -> dict[str, object]:
     }
 
 
-def _check_options(cls: type[LeasedTask]) -> None:
-    if "acks_late" in cls.__dict__:
-        _check_acks_late(cls)
-    options = {name: value for name, value in vars(cls).items() if name.startswith("lease_")}
-    if options:
-        settings.check_task_options(options, task=cls.__dict__.get("name") or cls.__qualname__)
+def check_options(options: Mapping[str, Any], name: str) -> None:
+    """Check what a task's author has set for the task called *name*; other options are Celery's.
 
-
-def _check_acks_late(cls: type[LeasedTask]) -> None:
-    if not cls.acks_late:
-        fault = Fault(
-            "acks_late",
-            cls.acks_late,
-            "a leased task must be acknowledged late: an early acknowledgement ends the lease "
-            "before the work begins",
-            "remove acks_late=False, or make it a plain task",
-        )
-        raise LeaseConfigError((fault,), f"task {cls.name or cls.__qualname__!r}")
+    Raises:
+        LeaseConfigError: A ``lease_*`` option is unknown or wrong, or takes from the task what a
+            leased one must have.
+    """
+    faults = tuple(
+        Fault(option, options[option], rule, f"remove {option}, or make it a plain task")
+        for option, rule in NATURE.items()
+        if not options.get(option, True)
+    )
+    if faults:
+        raise LeaseConfigError(faults, f"task {name!r}")
+    lease = {option: value for option, value in options.items() if option.startswith("lease_")}
+    settings.check_task_options(lease, task=name)
 
 
 def _lease_run(cls: type[LeasedTask], run: Any) -> None:
     """Replace a class's ``run`` by one that runs it under the lease, and hide the context."""
-    function = run.__func__ if isinstance(run, (staticmethod, classmethod)) else run
     is_method = not isinstance(run, staticmethod)
+    function = run if inspect.isfunction(run) else getattr(run, "__func__", run)
     injection = Injection.of(function, skip_first=is_method)
 
     @functools.wraps(function)
     def leased(self: LeasedTask, *args: Any, **kwargs: Any) -> Any:
         bound = functools.partial(function, self) if is_method else function
-        return _run(self, bound, injection, args, kwargs)
+        return outcome.run(self, bound, injection, args, kwargs)
 
-    # Celery and its tools read signatures from the wrapped function where they find one.
-    leased.__signature__ = _with_self(injection)  # type: ignore[attr-defined]
-    cls.run = leased  # type: ignore[method-assign]
+    # Tools read signatures from the wrapped function, where they would find the context.
+    leased.__signature__ = _as_method(injection.public)  # type: ignore[attr-defined]
+    leased.is_leased = True  # type: ignore[attr-defined]
+    cls.run = leased  # type: ignore[assignment, method-assign]
     if "__header__" in cls.__dict__ and injection.name is not None:
-        cls.__header__ = staticmethod(_header(function, injection))
+        # As Celery's type_checker() made it from the whole signature.
+        cls.__header__ = staticmethod(_header(function.__name__, injection.public))  # type: ignore[attr-defined]
 
 
-def _with_self(injection: Injection) -> Any:
-    import inspect  # noqa: PLC0415
-
-    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    parameters = [each for each in injection.public.parameters.values()]
-    if any(each.kind is each.POSITIONAL_ONLY for each in parameters) is False:
-        first = first.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return injection.public.replace(parameters=[first, *parameters])
+def _as_method(signature: inspect.Signature) -> inspect.Signature:
+    first = inspect.Parameter("_self", inspect.Parameter.POSITIONAL_ONLY)
+    return signature.replace(parameters=[first, *signature.parameters.values()])
 
 
-def _header(function: Any, injection: Injection) -> Callable[..., Any]:
+def _header(name: str, public: inspect.Signature) -> Callable[..., Any]:
     """Make Celery's check of call arguments from the public signature."""
 
     def stub() -> None: ...
 
-    stub.__name__ = function.__name__
-    stub.__signature__ = injection.public  # type: ignore[attr-defined]
-    return head_from_fun(stub, bound=False)  # type: ignore[no-any-return]
-
-
-def _run(
-    task: LeasedTask,
-    function: Callable[..., Any],
-    injection: Injection,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    if injection.given(kwargs):
-        return function(*args, **kwargs)
-    request = task.request
-    ticket = (request.delivery_info or {}).get("lease")
-    outer = active_context()
-    if ticket is None or request.called_directly or request.is_eager:
-        # Inside another leased task this beats for that one's lease: it is the work going on.
-        context = outer or private_context(request.id or "")
-        args, kwargs = injection.arguments(args, kwargs, context)
-        with entered(context):
-            return function(*args, **kwargs)
-    return _run_leased(task, ticket, function, injection, args, kwargs)
-
-
-def _run_leased(
-    task: LeasedTask,
-    ticket: dict[str, Any],
-    function: Callable[..., Any],
-    injection: Injection,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    request = task.request
-    context: ToolContext | None = None
-    try:
-        context = leased_context(ticket, request.id)
-        if context.is_lost:
-            raise LeaseLost(request.id, "expired before the task started")
-        context._start()
-        args, kwargs = injection.arguments(args, kwargs, context)
-        with entered(context):
-            result = function(*args, **kwargs)
-    except ShutdownRequested as exc:
-        raise HandedOver(exc, requeue=True) from None
-    except Exception as exc:
-        if context is None or not _keep(task, context, ticket):
-            raise _discard(task, exc) from None
-        raise
-    if not _keep(task, context, ticket):
-        raise _discard(task, None)
-    return result
-
-
-def _keep(task: LeasedTask, context: ToolContext, ticket: dict[str, Any]) -> bool:
-    """Decide whether an outcome counts. Asks the broker only when the lease is as good as over."""
-    if context._observed:
-        return True
-    if not context.is_lost:
-        if context.remaining > ticket["extension"] * MARGIN:
-            return True
-    elif (context._flags() or 0) & 2:  # TAKEN
-        return False
-    return confirm(task.app, ticket)
-
-
-def _discard(task: LeasedTask, exc: Exception | None) -> Discarded:
-    logger.warning(
-        "task %s[%s] lost its lease: its %s is discarded, the message is run elsewhere",
-        task.name,
-        task.request.id,
-        "result" if exc is None else f"{type(exc).__name__}",
-    )
-    return Discarded(exc)
+    stub.__name__ = name
+    stub.__signature__ = public  # type: ignore[attr-defined]
+    return head_from_fun(stub, bound=False)

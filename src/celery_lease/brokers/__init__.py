@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from celery_lease.core.delivery import Driver, Holder
 
 #: Kombu's ``Transport.driver_type`` to the package that leases on it.
-DRIVERS = {"redis": "celery_lease.brokers.redis"}
+DRIVERS = {"redis": "celery_lease.brokers.redis", "sqs": "celery_lease.brokers.sqs"}
 
 
 def check(connection: Any) -> None:
@@ -45,3 +45,15 @@ def lease_messages(channel: Any, driver: Driver, holder: Holder, clock: Clock) -
     """Make a live kombu *channel* lease the messages that *holder* has terms for."""
     module = import_module(DRIVERS[channel.connection.driver_type] + ".channel")
     module.lease_messages(channel, driver, holder, clock)
+
+
+def end_receiving(channel: Any) -> None:
+    """Take in what the broker may have given out to a *channel* already; for its last moments.
+
+    A transport that asks for messages ahead of time has a part in this. To be called when nothing
+    is consumed any more: what still arrives then goes back to its queue.
+    """
+    module = import_module(DRIVERS[channel.connection.driver_type] + ".channel")
+    end = getattr(module, "end_receiving", None)
+    if end is not None:
+        end(channel)

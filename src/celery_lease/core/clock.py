@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # CLOCK_BOOTTIME counts suspend, CLOCK_MONOTONIC on Linux does not: a lease goes on expiring at the
 # broker while the host sleeps. Elsewhere (macOS, BSD) the monotonic clock is the nearest there is.
 BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", 1))
 
-NANOSECONDS = 1_000_000_000
+#: Seconds on the host's clock, see :meth:`SystemClock.now`; one C call, for the beat.
+host_seconds: Callable[[], float] = partial(time.clock_gettime, BOOT_CLOCK)
 
 
 class Clock(Protocol):
@@ -35,13 +40,8 @@ class SystemClock:
 
     def now(self) -> float:
         """Return seconds since boot, suspend included where the platform counts it."""
-        return time.clock_gettime(BOOT_CLOCK)
+        return host_seconds()
 
     def wall(self) -> datetime:
         """Return the current date and time in UTC."""
         return datetime.now(UTC)
-
-
-def now_ns() -> int:
-    """Return :meth:`SystemClock.now` in whole nanoseconds, the unit of the beat board."""
-    return time.clock_gettime_ns(BOOT_CLOCK)

@@ -6,6 +6,7 @@ A driver acts and translates, it never decides. Its answers have three values, a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -41,6 +42,9 @@ class Claim:
     losses: int  #: earlier deliveries that ended by crash or expiry
     asked_at: float  #: clock reading before the call that made the claim
     seconds: float  #: granted for this long, counted from no earlier than ``asked_at``
+    provisional: bool = False  #: the broker's own expiry is another yet: to be extended soon
+    limit: float = math.inf  #: seconds after ``asked_at`` beyond which nothing can extend it
+    delivery_limit: int | None = None  #: after so many the broker dead-letters it by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class Capabilities:
     fences: bool  #: the broker itself turns away a former holder
     confirms: bool  #: the broker can say whether an expired lease is still the asker's
     granularity: float  #: seconds; expiries are rounded to this
+    tells_losses: bool = True  #: else every earlier delivery is taken for a loss
 
 
 class Holder(Protocol):

@@ -8,11 +8,13 @@
 
 Invariants: an expiry is exactly the last beat plus the extension (or the end of a quiet period);
 a lease without a new beat is never due; a deadline is counted from before the call that moved it,
-so it is never later than the broker's own; LOST is final.
+so it is never later than the broker's own, and an earlier one (after a quiet period) is obeyed from
+before it is asked for; a lease that ended stays as it ended.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -39,6 +41,7 @@ class Lost(StrEnum):
     EXPIRED = "expired"
     TAKEN = "another delivery owns the message"
     MAX_DURATION = "lease_max_duration reached"
+    LIMIT = "the broker holds no message longer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,10 @@ class Lease:
         self.started_at: float | None = None
         self.beat = claim.asked_at
         self.quiet_until = 0.0
-        self.extended_at = claim.asked_at
-        self.extended_to = self.deadline = claim.asked_at + claim.seconds
+        self.extended_at = -math.inf if claim.provisional else claim.asked_at
+        self.deadline = claim.asked_at + claim.seconds
+        #: The broker's expiry as last heard of, or None while a call may have moved it unheard.
+        self.extended_to: float | None = None if claim.provisional else self.deadline
 
     @property
     def is_held(self) -> bool:
@@ -106,17 +111,29 @@ class Lease:
     def expiry(self) -> float:
         """Return when the lease should expire, by what is known of the task's progress."""
         expiry = max(self.beat + self.policy.extension, self.quiet_until)
+        return min(expiry, self.last_expiry())
+
+    def last_expiry(self) -> float:
+        """Return when a lease ends whatever its task does."""
+        limit = self.claim.asked_at + self.claim.limit
         if self.started_at is None:
-            return expiry
-        return min(expiry, self.started_at + self.policy.max_duration)
+            return limit
+        return min(limit, self.started_at + self.policy.max_duration)
 
     def due(self, now: float) -> Extension | None:
-        """Return the extension to send now, or None if there is nothing new or it is too soon."""
+        """Return the extension to send now, or None if there is nothing new or it is too soon.
+
+        What is returned must be sent, and answered with :meth:`answered`.
+        """
         expiry = self.expiry()
         if not self.is_held or expiry == self.extended_to or expiry <= now:
             return None
         if now - self.extended_at < self.policy.interval:
             return None
+        # The end of a quiet period brings the expiry forward: trust the old one no longer, the
+        # broker may have moved it although no answer comes.
+        self.deadline = min(self.deadline, expiry)
+        self.extended_to = None
         renewal = Renewal(self.claim.tag, expiry - now)
         return Extension(self, renewal, self.beat, expiry, now)
 
@@ -134,16 +151,20 @@ class Lease:
         """Lose the lease if its deadline has passed, and tell whether that happened now."""
         if not self.is_held or now < self.deadline:
             return False
-        started = self.started_at
-        over = started is not None and now - started >= self.policy.max_duration
-        self.lose(Lost.MAX_DURATION if over else Lost.EXPIRED)
+        if now < self.last_expiry():
+            self.lose(Lost.EXPIRED)
+        else:
+            limited = now >= self.claim.asked_at + self.claim.limit
+            self.lose(Lost.LIMIT if limited else Lost.MAX_DURATION)
         return True
 
     def lose(self, why: Lost) -> None:
         """Mark the lease as gone for good."""
-        self.state = State.LOST
-        self.lost = why
+        if self.is_held:
+            self.state = State.LOST
+            self.lost = why
 
     def end(self, state: State) -> None:
-        """Settle the lease: COMPLETED or RELEASED."""
-        self.state = state
+        """Settle the lease: COMPLETED or RELEASED. One that was lost stays lost."""
+        if self.is_held:
+            self.state = state

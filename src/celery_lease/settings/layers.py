@@ -130,8 +130,8 @@ def check_task_options(options: Mapping[str, object], task: str) -> None:
         LeaseConfigError: A name is unknown, or a value wrong whatever the app's settings are.
     """
     faults = name_faults(options, Scope.TASK)
-    for name, value in options.items():
-        if name in BY_NAME and (fault := BY_NAME[name].accepted.fault(name, value, BY_NAME[name].default)):
-            faults.append(fault)
+    known = {name: BY_NAME[name] for name in options if name in BY_NAME}
+    checked = [each.accepted.fault(name, options[name], each.default) for name, each in known.items()]
+    faults += filter(None, checked)
     if faults:
         raise LeaseConfigError(tuple(faults), f"task {task!r}")

@@ -1,29 +1,32 @@
 """All leases of this worker: the one place that knows which messages it holds.
 
 Touched by the main thread (messages arrive, requests start and end), by the pool's threads in
-pools that have some, and by the keeper. One lock guards the table and the leases in it; it is
-held for table work only, never across a broker call, a callback or a log line, and is taken
-around a fork so that no child is born while it is held. What must be told to the broker is told
-outside of the lock, by whichever thread caused it; what the broker did not answer is told again
-by the keeper.
+pools that have some, and by the keeper. One lock guards the table, the leases in it and the gates
+of their records; it is held for table work only, never across a broker call, a callback or a log
+line, and is taken around a fork so that no child is born while it is held. What must be told to
+the broker is told outside of the lock, by whichever thread caused it; what the broker did not
+answer is told again by the keeper, and so is everything that comes up meanwhile: a broker that is
+silent costs the main loop one timeout, not one for each message.
 
-Invariant: a lease leaves the table before its message is settled, so it is never extended after.
+Invariant: a lease leaves the table before its message is settled, so no extension is begun after;
+and a message whose extension is under way at that moment goes back only when that is over. Its
+task is told with the table entry: a record that was lent is never open once its lease has ended.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import weakref
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from celery_lease.core import board as beatboard
+from celery_lease.core.board import Outcome
 from celery_lease.core.delivery import Answer, Claim, Terms
 from celery_lease.core.lease import Lease, State
-from celery_lease.worker import compat
+from celery_lease.worker import compat, forks, notices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +38,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: What a task reads whose lease has ended under it: no asking the broker, it is not its own.
+ENDED = beatboard.FLAG_LOST | beatboard.FLAG_TAKEN
+
+
+class Ending(StrEnum):
+    """How a lease left this worker."""
+
+    COMPLETED = "completed"
+    HANDED_BACK = "handed back"  #: before its task started
+    HANDED_OVER = "handed over"  #: by its task, for another worker to go on
+    ENDED = "ended"  #: its task was ended, being out of time
+    LOST = "lost"
+
+
 @dataclass(slots=True)
 class Held:
     """A lease with what this worker knows of the task under it."""
@@ -43,6 +60,8 @@ class Held:
     slot: Slot | None = None
     pid: int | None = None
     beat: float = 0.0  #: the task's own last beat, whatever counts as one for the lease
+    quiet: float = 0.0  #: the end of the quiet period that the task declared
+    unproven: bool = False  #: observed, and heartbeat mode would have lost it
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +83,7 @@ class Leases:
         worker_id: str,
         policies: Callable[[str, Mapping[str, object]], LeasePolicy | None],
     ) -> None:
-        """*policies* finds the policy for a task's name and a call's own options; None: no lease."""
+        """*policies* finds a policy by a task's name and a call's own options; None: no lease."""
         self.driver = driver
         self.board = board
         self.clock = clock
@@ -73,11 +92,16 @@ class Leases:
         self.loop_is_task = False  #: tasks run in the main loop (solo): their beats are its life
         self.on_claimed: Callable[[Lease], None] = lambda _: None
         self._policies = policies
-        self.lock = threading.Lock()  #: guards the table and the leases in it; see the module
+        #: Guards the table and the leases in it; see the module. Reentrant, because Celery's cold
+        #: shutdown rejects requests inside a signal handler, in the thread that it interrupted.
+        self.lock = threading.RLock()
+        self.renewing: set[str] = set()  #: tags whose extension is under way; under the lock
+        self.endings: Counter[Ending] = Counter()  #: how many leases left how; under the lock
+        self.door_closed = False  #: no message is taken and no task started any more
         self._held: dict[str, Held] = {}
-        self._unsettled: deque[tuple[Callable[..., list[Answer]], list[Any]]] = deque()
+        self._unsettled: deque[tuple[Callable[[list[Any]], list[Answer]], list[Any]]] = deque()
         self._homeless = 0  # messages of a failed claim that are not back in their queue yet
-        _all.add(self)
+        forks.guard(self.lock)
 
     # A channel asks (Holder).
 
@@ -102,42 +126,67 @@ class Leases:
 
     def complete(self, tag: str) -> None:
         """Acknowledge a message; a former holder's acknowledgement changes nothing."""
-        held = self._take(tag, State.COMPLETED)
+        held = self._take(tag, State.COMPLETED, Ending.COMPLETED)
         if held is not None:
             self._settle(self.driver.complete, [tag])
 
     def hand_back(
-        self, tags: Sequence[str], *, front: bool = True, orderly: bool = True
+        self,
+        tags: Sequence[str],
+        *,
+        front: bool = True,
+        orderly: bool = True,
+        ending: Ending = Ending.HANDED_OVER,
     ) -> None:
         """Return messages to their queues; an orderly return is not counted as a loss."""
-        held = [tag for tag in tags if self._take(tag, State.RELEASED)]
 
         def tell(tags: list[str]) -> list[Answer]:
             return self.driver.hand_back(tags, orderly=orderly, front=front)
 
-        self._settle(tell, held)
+        with self.lock:
+            taken = [tag for tag in tags if self._take(tag, State.RELEASED, ending)]
+            later = [tag for tag in taken if tag in self.renewing]
+            if later:
+                # The extension under way could reach the broker last, and hide the message again.
+                self._unsettled.append((tell, later))
+        self._settle(tell, [tag for tag in taken if tag not in later])
 
     def keeps(self, tag: str) -> bool:
         """Tell whether a task runs on although its channel closes."""
         with self.lock:
             held = self._held.get(tag)
-            return held is not None and held.slot is not None
+            return held is not None and self._has_started(held)
 
     def unclaimed(self, attempt: Any) -> None:
         """Return a message whose claim was not confirmed; the keeper goes on until it is."""
-        self._homeless += 1
+        with self.lock:
+            self._homeless += 1
         self._unsettled.append((self._return_unclaimed, [attempt]))
 
     @property
     def backlogged(self) -> bool:
-        """Whether messages wait here because the broker refuses to take them back."""
-        return self._homeless > 0
+        """Whether nothing more is to be taken: the broker refuses what is to go back, or we do."""
+        return self._homeless > 0 or self.door_closed
 
     def _return_unclaimed(self, attempts: list[Any]) -> list[Answer]:
         answers = self.driver.return_unclaimed(attempts)
         if Answer.UNKNOWN not in answers:
-            self._homeless -= 1
+            with self.lock:
+                self._homeless -= 1
         return answers
+
+    def drop(self, tag: str) -> None:
+        """Drop a message that nobody shall run again.
+
+        Where the broker has a dead-letter queue of its own, it goes back: that queue gets it when
+        its deliveries are used up, as after a plain reject.
+        """
+        with self.lock:
+            held = self._held.get(tag)
+        if held is not None and held.lease.claim.delivery_limit is not None:
+            self.hand_back([tag], front=False, orderly=False)
+        else:
+            self.complete(tag)
 
     # A request asks.
 
@@ -149,7 +198,7 @@ class Leases:
         """
         with self.lock:
             held = self._held.get(tag)
-            if held is None or not held.lease.is_held or held.lease.expire(self.clock.now()):
+            if held is None or self.door_closed or self._is_over(held):
                 return None
             if held.slot is None:
                 held.slot = self.board.lend()
@@ -157,24 +206,51 @@ class Leases:
             return self._ticket(held, held.slot)
 
     def accepted(self, tag: str, pid: int | None) -> None:
-        """Take note of the process that runs a task."""
+        """Take note of the process that runs a task.
+
+        What the task wrote itself comes first: the pool may tell long after it happened, and a
+        beat that is dated later than it was would extend the lease for nothing.
+        """
         with self.lock:
             held = self._held.get(tag)
             if held is not None:
                 held.pid = pid
-                held.lease.start(self.clock.now())
+                held.lease.start(self.started_at(held) or self.clock.now())
 
     def is_lost(self, tag: str) -> bool:
         """Whether this worker must not act under the lease any more."""
         with self.lock:
             held = self._held.get(tag)
-            if held is None:
-                return True
-            return not held.lease.is_held or held.lease.expire(self.clock.now())
+            return held is None or self._is_over(held)
 
     def discard(self, tag: str) -> None:
-        """Drop a lost lease at the end of its task; what nobody took goes back at once."""
-        self.hand_back([tag], orderly=False)
+        """Drop a lease whose task came to nothing; a message that nobody took goes back at once.
+
+        A task that learned of its loss by itself may end before the keeper looks. One that was not
+        let in, because the worker stops, has lost nothing.
+        """
+        with self.lock:
+            held = self._held.get(tag)
+            unseen = held is not None and held.lease.expire(self.clock.now())
+            lost = held is None or not held.lease.is_held or not self.door_closed
+        if held is not None and unseen:
+            notices.lost(held, notices.THROWN_AWAY)
+        ending = Ending.LOST if lost else Ending.HANDED_BACK
+        self.hand_back([tag], orderly=not lost, ending=ending)
+
+    def knows(self, tag: str) -> bool:
+        """Whether the lease has not left this worker yet."""
+        with self.lock:
+            return tag in self._held
+
+    def end_soon(self, tag: str) -> None:
+        """Have the keeper return a message whose task is being ended; for signal handlers."""
+        with self.lock:
+            if self._take(tag, State.RELEASED, Ending.ENDED):
+                self._unsettled.append((self._return_orderly, [tag]))
+
+    def _return_orderly(self, tags: list[str]) -> list[Answer]:
+        return self.driver.hand_back(tags, orderly=True, front=True)
 
     # The keeper and the steps ask.
 
@@ -182,40 +258,122 @@ class Leases:
         """Return all leases; only for who holds :attr:`lock`, and only as long."""
         return self._held.values()
 
-    def unstarted(self) -> list[str]:
-        """Return the tags of messages that no pool has got yet, newest first."""
+    def started_at(self, held: Held) -> float:
+        """Return when the task began to run, by its own word, or 0.0."""
+        return self.board.read_time(held.slot, beatboard.STARTED) if held.slot else 0.0
+
+    def hand_back_unstarted(self, *, flushed: bool = False) -> None:
+        """Return all messages whose task does not run yet, so that another worker may run them.
+
+        Also those that the pool has got, where they would only wait for the tasks that run. If a
+        process takes one after all, its record tells it that the lease has ended.
+
+        Args:
+            flushed: Celery reconnects and has made its pool forget every task that it did not
+                see accepted, even if a process runs it by now.
+        """
         with self.lock:
-            return [tag for tag, held in self._held.items() if held.slot is None][::-1]
+            waiting = [
+                tag
+                for tag, held in self._held.items()
+                if held.pid is None and (flushed or not self._has_started(held))
+            ]
+        # Newest first, so that the oldest ends up at the front of the line.
+        self.hand_back(waiting[::-1], ending=Ending.HANDED_BACK)
+
+    def running(self) -> list[Held]:
+        """Return the leases whose task runs."""
+        with self.lock:
+            return [held for held in self._held.values() if self._has_started(held)]
+
+    def tell(self, held: Held, flags: int) -> None:
+        """Tell a task something at its next beat."""
+        with self.lock:
+            if held.slot is not None:
+                self.board.flag(held.slot, flags)
+
+    def settle_outcomes(self) -> None:
+        """Settle what task processes have ended, without waiting for the pool to tell of it.
+
+        The main loop, which hears of it, stands still while a worker stops.
+        """
+        for held in self.running():
+            tag, outcome = held.lease.claim.tag, self._outcome(held)
+            if outcome is Outcome.DONE:
+                self.complete(tag)
+            elif outcome is Outcome.HANDED_OVER:
+                self.hand_back([tag])
+            elif outcome is Outcome.DISCARDED:
+                self.discard(tag)
+
+    def _outcome(self, held: Held) -> Outcome:
+        return self.board.read_outcome(held.slot) if held.slot else Outcome.UNTOLD
 
     def settle_again(self) -> int:
-        """Tell the broker once more what it did not answer; return what is still unanswered."""
+        """Tell the broker once more what it did not answer; return what is still unanswered.
+
+        Ends at the first silence: each further question would only wait as long again, and leases
+        wait for the caller.
+        """
         for _ in range(len(self._unsettled)):
-            self._settle(*self._unsettled.popleft())
+            if not self._tell(*self._unsettled.popleft()):
+                break
         return len(self._unsettled)
+
+    def close(self) -> None:
+        """Say what is still to be said, and free memory and connections.
+
+        Leases that are held all the same stay as they are at the broker, and expire.
+        """
+        self.settle_again()
+        forks.forget(self.lock)
+        self.board.close()
+        self.driver.close()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def _take(self, tag: str, state: State) -> Held | None:
+    def _was_lost(self, tag: str) -> bool:
+        with self.lock:
+            held = self._held.get(tag)
+            return held is not None and not held.lease.is_held
+
+    def _take(self, tag: str, state: State, ending: Ending) -> Held | None:
         with self.lock:
             held = self._held.pop(tag, None)
             if held is None:
                 return None
-            held.lease.end(state)
+            self.endings[ending] += 1
+            if held.lease.is_held:
+                held.lease.end(state)
             if held.slot is not None:
+                self.board.flag(held.slot, ENDED)
                 self.board.give_back(held.slot)
             return held
 
-    def _settle(self, tell: Callable[..., list[Answer]], what: list[Any]) -> None:
-        if not what:
-            return
-        answers = tell(what)
-        again = [each for each, answer in zip(what, answers, strict=True) if answer is Answer.UNKNOWN]
+    def _has_started(self, held: Held) -> bool:
+        return held.pid is not None or bool(self.started_at(held))
+
+    def _is_over(self, held: Held) -> bool:
+        """Whether a lease is lost, or about to be found so: it is the keeper that loses them."""
+        return not held.lease.is_held or self.clock.now() >= held.lease.deadline
+
+    def _settle(self, tell: Callable[[list[Any]], list[Answer]], what: list[Any]) -> None:
+        if what and self._unsettled:
+            self._unsettled.append((tell, what))
+        elif what:
+            self._tell(tell, what)
+
+    def _tell(self, tell: Callable[[list[Any]], list[Answer]], what: list[Any]) -> bool:
+        """Tell the broker; return whether it answered. What it did not answer is kept."""
+        answers = list(zip(what, tell(what), strict=True))
+        again = [each for each, answer in answers if answer is Answer.UNKNOWN]
         if again:
             self._unsettled.append((tell, again))
-        for each, answer in zip(what, answers, strict=True):
+        for each, answer in answers:
             if answer is Answer.LOST:
                 logger.info("lease %s had ended: nothing was changed at the broker", each)
+        return not again
 
     def _ticket(self, held: Held, slot: Slot) -> dict[str, Any]:
         claim, policy = held.lease.claim, held.lease.policy
@@ -226,25 +384,9 @@ class Leases:
             "tag": claim.tag,
             "token": claim.token,
             "deliveries": claim.deliveries,
+            "confirms": self.driver.capabilities.confirms,
             "extension": policy.extension,
+            "mode": str(policy.mode),
             "on_lost": str(policy.on_lost),
-            "interruptible": policy.interruptible,
             "worker": self.worker_id,
         }
-
-
-# Every table of this process, for the fork hooks. Written by the main thread.
-_all: weakref.WeakSet[Leases] = weakref.WeakSet()
-
-
-def _hold() -> None:
-    for leases in _all:
-        leases.lock.acquire()
-
-
-def _let_go() -> None:
-    for leases in _all:
-        leases.lock.release()
-
-
-os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_let_go)

@@ -40,7 +40,7 @@ class Policies:
         try:
             resolved = settings.call_lease(base, options, name)
         except LeaseConfigError as exc:
-            logger.error("lease options of a call ignored: %s", exc)
+            logger.error("lease options of a call ignored: %s", exc)  # noqa: TRY400
             resolved = base
         return resolved.policy if resolved.enabled else None
 
@@ -60,11 +60,17 @@ class Policies:
             faults = tuple(fault for each in errors for fault in each.faults)
             raise LeaseConfigError(faults, ", ".join(each.origin for each in errors))
 
+    def extensions(self) -> set[float]:
+        """Return the ``lease_extension`` of each leased task, in seconds."""
+        found = filter(None, map(self._task, list(self._app.tasks)))
+        return {resolved.policy.extension for resolved in found if resolved.enabled}
+
     def _task(self, name: str) -> Resolved | None:
         if name not in self._known:
-            task = self._app.tasks.get(name)
-            leased = isinstance(task, LeasedTask)
+            task: object = self._app.tasks.get(name)
             self._known[name] = (
-                settings.task_lease(self._loaded, lease_options(task), name) if leased else None
+                settings.task_lease(self._loaded, lease_options(task), name)
+                if isinstance(task, LeasedTask)
+                else None
             )
         return self._known[name]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
+
+from celery_lease.core.clock import SystemClock
 
 _NOT_RUNNING = frozenset("TtZXx")  # stopped, traced, zombie, dead; proc(5)
 
@@ -30,3 +33,12 @@ def _exists(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def is_gone(pid: int, within: float) -> bool:
+    """Wait up to *within* seconds for the end of a process that was killed."""
+    clock, rest = SystemClock(), threading.Event()
+    ends = clock.now() + within
+    while is_alive(pid) and clock.now() < ends:
+        rest.wait(0.005)
+    return not is_alive(pid)

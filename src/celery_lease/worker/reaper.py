@@ -31,16 +31,20 @@ class Reaper:
         reaped: list[Reaped] = []
         for _ in range(BATCHES):
             batch = self._driver.reap(limit=BATCH)
+            _log(batch)  # the next call may fail, and these are back in their queues
             reaped += batch
             if len(batch) < BATCH:
                 break
-        for each in reaped:
-            logger.warning(
-                "lease of task %s[%s] held by %s expired %.1f s ago: message returned to queue",
-                each.about.get("task"),
-                each.about.get("id"),
-                each.about.get("worker"),
-                each.late,
-                extra={"task_id": each.about.get("id"), "lease": each.tag},
-            )
         return reaped
+
+
+def _log(reaped: list[Reaped]) -> None:
+    for each in reaped:
+        logger.warning(
+            "lease of task %s[%s] held by %s expired %.1f s ago: message returned to queue",
+            each.about.get("task"),
+            each.about.get("id"),
+            each.about.get("worker"),
+            each.late,
+            extra={"task_id": each.about.get("id"), "lease": each.tag},
+        )

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from billiard.einfo import ExceptionWithTraceback
-from celery.exceptions import TaskRevokedError, Terminated, WorkerLostError
+from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
+from celery.exceptions import TaskRevokedError, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker.request import Request
 
 from celery_lease.core.board import BoardFull
-from celery_lease.task import Discarded
+from celery_lease.outcome import Discarded
 from celery_lease.worker import compat
 
 if TYPE_CHECKING:
@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: How Celery tells that a task process ended in the middle of a task (5.7: also by its exit).
+PROCESS_GONE = (WorkerLostError, TimeLimitExceeded, SystemExit, KeyboardInterrupt)
+
 
 class LeasedRequest(Request):
     """One delivery of a leased task. Without a lease it is a plain request."""
 
     lease: Handle | None
     lease_loss = False  #: a return to the queue from here on counts as a loss
+    is_void = False  #: ended without an outcome, because its lease was gone
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
@@ -47,7 +51,7 @@ class LeasedRequest(Request):
                 self._begin(self.lease)
             return execute(self, pool, **kwargs)
 
-        cls.execute_using_pool = execute_using_pool  # type: ignore[method-assign]
+        cls.execute_using_pool = execute_using_pool  # type: ignore[assignment, method-assign]
 
     def _begin(self, lease: Handle) -> None:
         """Give the task its ticket.
@@ -58,25 +62,29 @@ class LeasedRequest(Request):
         try:
             ticket = lease.leases.start(lease.tag)
         except BoardFull:
-            logger.error("no room for task %s[%s]: handed back", self.name, self.id)
+            logger.exception("no room for task %s[%s]: handed back", self.name, self.id)
             lease.leases.hand_back([lease.tag])
             ticket = None
         if ticket is None:
             logger.info("task %s[%s] not started: its lease is gone", self.name, self.id)
             self._drop(lease)
             raise TaskRevokedError(self.id)
-        self._delivery_info["lease"] = ticket
+        self.delivery_info["lease"] = ticket  # type: ignore[typeddict-unknown-key]
 
-    def on_accepted(self, pid: int, time_accepted: float) -> None:
+    def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """Start the lease's running time; a task process took the request."""
         if self.lease is not None:
             self.lease.leases.accepted(self.lease.tag, pid)
         super().on_accepted(pid, time_accepted)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """Fail the task on its hard time limit, unless it is somebody else's by now."""
+        """Fail the task on its hard time limit, unless it is somebody else's by now.
+
+        A pool tells of a hard limit twice: first by :meth:`on_failure`, which settles the message.
+        """
         if not soft and self.lease is not None:
-            if self.lease.leases.is_lost(self.lease.tag):
+            lost = not self.acknowledged and self.lease.leases.is_lost(self.lease.tag)
+            if self.is_void or lost:
                 self._drop(self.lease)
                 return
             self.lease_loss = True
@@ -89,11 +97,16 @@ class LeasedRequest(Request):
         exc = exc_info.exception
         if isinstance(exc, ExceptionWithTraceback):
             exc = exc.exc
-        self.lease_loss = isinstance(exc, WorkerLostError)
-        if self.lease is not None and self._is_void(exc, return_ok):
+        self.lease_loss = isinstance(exc, PROCESS_GONE)
+        if self.lease is not None and self._came_to_nothing(exc, return_ok):
             self._drop(self.lease)
             return
         super().on_failure(exc_info, send_failed_event, return_ok)
+        if self.lease is not None and not self.acknowledged:
+            # Celery cancelled the task and leaves its message to a broker that redelivers what is
+            # unacknowledged; a lease is not, as long as it is held.
+            self.lease_loss = False
+            self.reject(requeue=True)
 
     def acknowledge(self) -> None:
         """Settle the message at once, then let Celery free its place in the prefetch window.
@@ -113,22 +126,39 @@ class LeasedRequest(Request):
                     [self.lease.tag], orderly=not self.lease_loss, front=self.lease_loss
                 )
             else:
-                self.lease.leases.complete(self.lease.tag)
+                self.lease.leases.drop(self.lease.tag)
         super().reject(requeue)
 
-    def _is_void(self, exc: BaseException, return_ok: bool) -> bool:
+    def cancel(  # type: ignore[override]  # 5.5 knows no emit_retry
+        self, pool: Any, signal: Any = None, **options: Any
+    ) -> None:
+        """End the task because the worker ends; not because its connection did.
+
+        Celery cancels late-ack tasks on a lost connection, where asked to, since it could not
+        acknowledge them any more. A lease outlives the connection.
+        """
+        if self.lease is None:
+            super().cancel(pool, signal, **options)
+        elif compat.in_signal_handler() and not self.lease.leases.is_lost(self.lease.tag):
+            super().cancel(pool, signal, **options)
+            self.lease.leases.end_soon(self.lease.tag)
+
+    def _came_to_nothing(self, exc: BaseException, return_ok: bool) -> bool:
         """Whether the task process threw the outcome away, or died after its lease did.
 
         With *return_ok* the task process stored the outcome while it held the lease.
         """
         if isinstance(exc, Discarded):
             return True
-        if return_ok or isinstance(exc, Terminated) or self.lease is None:
+        if return_ok or self.lease is None:
             return False
+        if isinstance(exc, Terminated):  # by a revoke, unless the worker ended it
+            return not self.lease.leases.knows(self.lease.tag)
         return self.lease.leases.is_lost(self.lease.tag)
 
     def _drop(self, lease: Handle) -> None:
         """End a request without any outcome; a message that nobody took goes back at once."""
+        self.is_void = True
         compat.mark_ready(self)
         lease.leases.discard(lease.tag)
         super().acknowledge()

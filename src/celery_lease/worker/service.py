@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ class Service:
         self._once = once
         self._retry = retry
         self._on_death = on_death
-        self._wake = threading.Event()
+        self._wake: SimpleQueue[None] = SimpleQueue()  # its put() is safe in a signal handler
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -37,13 +39,13 @@ class Service:
             self._thread.start()
 
     def wake(self) -> None:
-        """Make the next call now."""
-        self._wake.set()
+        """Make the next call now. Safe in a signal handler."""
+        self._wake.put(None)
 
     def stop(self, timeout: float) -> bool:
         """End the thread after its current call; tell whether it ended within *timeout* seconds."""
         self._stopping = True
-        self._wake.set()
+        self.wake()
         if self._thread.is_alive():
             self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -57,12 +59,17 @@ class Service:
         try:
             while not self._stopping:
                 # Jitter, so that workers started together do not ask the broker together.
-                self._wake.wait(self._call() * random.uniform(0.8, 1.0))  # noqa: S311
-                self._wake.clear()
+                self._wait(self._call() * random.uniform(0.8, 1.0))  # noqa: S311
         finally:
             if not self._stopping:
                 logger.critical("%s died; the worker stops", self._thread.name)
                 self._on_death()
+
+    def _wait(self, seconds: float) -> None:
+        with suppress(Empty):
+            self._wake.get(timeout=seconds)
+            while True:  # many calls to wake up are one
+                self._wake.get_nowait()
 
     def _call(self) -> float:
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
-from celery.signals import worker_shutdown
+from celery.signals import worker_shutting_down
 
 from celery_lease import brokers, settings
 from celery_lease.core.board import Board
@@ -27,8 +27,11 @@ from celery_lease.worker.leases import Leases
 from celery_lease.worker.policies import Policies
 from celery_lease.worker.reaper import Reaper
 from celery_lease.worker.service import Service
+from celery_lease.worker.shutdown import Shutdown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery.worker import WorkController
     from celery.worker.consumer import Consumer
 
@@ -36,8 +39,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two signs of life of the main loop.
-LOOP_INTERVAL = 1.0
+#: Longest time between two signs of life of the main loop, in seconds, and the share of the
+#: shortest lease that it may be: what waits is kept alive by them.
+LOOP_INTERVAL, LOOP_SHARE = 1.0, 0.2
+#: Longest wait for a service's end, in seconds; its thread is a daemon and holds nothing up.
+STOP_TIMEOUT = 2.0
 
 
 class LeaseSettings(bootsteps.StartStopStep):
@@ -70,7 +76,10 @@ class LeaseConsumer(bootsteps.StartStopStep):
         super().__init__(consumer, **options)
         self.leases: Leases | None = None
         self._services: list[Service] = []
-        consumer.leases = None
+        self._loop_interval = LOOP_INTERVAL
+        self._end_ticks: Callable[[], None] = lambda: None
+        self._shutdown: Shutdown | None = None
+        consumer.leases = None  # type: ignore[attr-defined]  # for remote control commands
 
     def start(self, consumer: Consumer) -> None:
         """Put the new channel under leases; at the first start, begin to keep them."""
@@ -79,64 +88,88 @@ class LeaseConsumer(bootsteps.StartStopStep):
             return
         channel = compat.channel_of(consumer)
         if self.leases is None:
-            self.leases = self._make_leases(consumer, channel, loaded)
-            consumer.leases = self.leases
-            self._start_services(self.leases, loaded)
+            policies = Policies(consumer.app, loaded)
+            extensions = policies.extensions()
+            self.leases = _make_leases(consumer, channel, policies)
+            consumer.leases = self.leases  # type: ignore[attr-defined]
+            self._shutdown = Shutdown(self.leases, compat.ender(consumer))
+            compat.shorten_soft_shutdown(consumer, lambda: not len(self.leases or ()))
+            worker_shutting_down.connect(self._ask_to_stop, sender=consumer.hostname)
+            self._loop_interval = min([LOOP_INTERVAL, *(LOOP_SHARE * each for each in extensions)])
+            self._start_services(
+                self.leases, self._shutdown, loaded.reaper_interval_for(extensions)
+            )
         brokers.lease_messages(channel, self.leases.driver, self.leases, self.leases.clock)
-        self._tick = compat.every(consumer, LOOP_INTERVAL, self._see_loop)
+        self._end_ticks()
+        self._end_ticks = compat.every(consumer, self._loop_interval, self._see_loop)
 
     def stop(self, consumer: Consumer) -> None:
-        """Hand back what no pool has got: this consumer will never start it.
+        """Hand back what does not run: this consumer will not start it.
 
         Called when the worker shuts down, and when its connection is lost: then Celery forgets
-        what it had reserved.
+        what it had reserved. What runs is kept alive until :meth:`shutdown`.
         """
         if self.leases is None:
             return
-        self._tick.cancel()
+        self._end_ticks()
         if compat.is_closing(consumer):
-            self.leases.board.announce_shutdown()
-        self.leases.hand_back(self.leases.unstarted())
+            self._close(consumer, self.leases)
+        else:
+            self.leases.hand_back_unstarted(flushed=True)
 
-    def _make_leases(
-        self, consumer: Consumer, channel: Any, loaded: settings.Settings
-    ) -> Leases:
-        worker_id = f"{consumer.hostname}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        leases = Leases(
-            brokers.driver(channel),
-            Board.create(),
-            SystemClock(),
-            worker_id,
-            Policies(consumer.app, loaded),
-        )
-        leases.loop_is_task = compat.is_solo(consumer)
-        return leases
+    def shutdown(self, _consumer: Consumer) -> None:
+        """End the services: the pool is empty by now, or was told to end at once.
 
-    def _start_services(self, leases: Leases, loaded: settings.Settings) -> None:
+        Celery calls this at the end of a warm and of a cold shutdown, for this worker alone; its
+        ``worker_shutdown`` signal comes after warm ones only, from every worker of the process.
+        """
+        for service in self._services:
+            service.stop(STOP_TIMEOUT)
+        if self._shutdown is not None:
+            self._shutdown.report()
+        if self.leases is not None:
+            self.leases.close()
+
+    def _close(self, consumer: Consumer, leases: Leases) -> None:
+        self._ask_to_stop()
+        # In this order: what goes back may be given out to this consumer once more.
+        compat.stop_consuming(consumer)
+        leases.hand_back_unstarted()
+        brokers.end_receiving(compat.channel_of(consumer))
+
+    def _ask_to_stop(self, **_: Any) -> None:
+        """Begin to let go of leases. Also called inside a signal handler: no lock, no I/O."""
+        if self._shutdown is not None:
+            self._shutdown.ask()
+            self._services[0].wake()
+
+    def _start_services(
+        self, leases: Leases, shutdown: Shutdown, reaper_interval: float
+    ) -> None:
         keeper, reaper = Keeper(leases), Reaper(leases.driver)
+
+        def keep() -> float:
+            if compat.is_stopping():
+                shutdown.ask()
+            wait = keeper.run_once().wait
+            return min(wait, shutdown.run_once()) if shutdown.asked else wait
+
+        def reap() -> float:
+            try:
+                reaper.run_once()
+            except OSError as exc:
+                logger.warning("no sweep for expired leases: %s", exc)
+            return reaper_interval
+
         self._services = [
+            Service("celery-lease-keeper", keep, retry=1.0, on_death=compat.stop_worker),
             Service(
-                "celery-lease-keeper",
-                lambda: keeper.run_once().wait,
-                retry=1.0,
-                on_death=compat.stop_worker,
-            ),
-            Service(
-                "celery-lease-reaper",
-                lambda: _then(reaper.run_once(), loaded.reaper_interval),
-                retry=loaded.reaper_interval,
-                on_death=compat.stop_worker,
+                "celery-lease-reaper", reap, retry=reaper_interval, on_death=compat.stop_worker
             ),
         ]
         for service in self._services:
             service.start()
         leases.on_claimed = self._hurry
-        # Signals hold receivers weakly; this step lives as long as its consumer.
-        worker_shutdown.connect(self._stop_services)
-
-    def _stop_services(self, **_: Any) -> None:
-        for service in self._services:
-            service.stop(timeout=2.0)
 
     def _hurry(self, lease: Lease) -> None:
         """Let the keeper look at a short lease now rather than when its longest wait is over."""
@@ -148,5 +181,8 @@ class LeaseConsumer(bootsteps.StartStopStep):
             self.leases.loop_seen = self.leases.clock.now()
 
 
-def _then(_done: object, wait: float) -> float:
-    return wait
+def _make_leases(consumer: Consumer, channel: Any, policies: Policies) -> Leases:
+    worker_id = f"{consumer.hostname}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+    leases = Leases(brokers.driver(channel), Board.create(), SystemClock(), worker_id, policies)
+    leases.loop_is_task = compat.is_solo(consumer)
+    return leases

@@ -20,8 +20,12 @@ Beside them, with ``unacked`` standing for the configured key and behind any ``g
 ``unacked.token``
     the last fencing token.
 ``unacked.refusals``
-    sorted set of claims that were given up before the server answered; trimmed to an hour.
+    sorted set of deliveries that were given up before the server answered, or reaped: a claim of
+    theirs that arrives later is not made. Trimmed to an hour.
+``<queue>.malformed``
+    list of texts from that queue that are no messages. Nothing reads it; for people.
 
-Needs a server that knows ``ZMSCORE`` (Redis 6.2, any Valkey). Scripts run with ``allow-oom`` where
-the server can (Redis 7): a full server must not make a held message homeless.
+Needs a server that knows ``ZMSCORE`` (Redis 6.2, any Valkey) and a user that may run scripts,
+``TIME`` and the commands that kombu itself uses. A server that is full does not refuse the scripts:
+a held message must not become homeless.
 """

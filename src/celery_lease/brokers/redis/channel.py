@@ -3,24 +3,32 @@
 Messages without a lease take kombu's own path, untouched. What is done with a leased one is
 decided by a :class:`~celery_lease.core.delivery.Holder`; this class only tells it what kombu asks.
 
-Uses of kombu internals, as read in 5.5.4 and 5.7.0: ``Channel.qos`` and ``basic_consume``,
-``Transport._callbacks``, ``QoS._delivered/_dirty/_quick_ack/_on_collect``, ``Message._raw``, and
-that a ``queue.Empty`` raised while a message is delivered means "nothing was received".
+Uses of kombu internals, as read in 5.5.4 and 5.7.0: ``Channel.qos``,
+``QoS._delivered/_dirty/_quick_ack``, ``Message._raw``, and that a ``queue.Empty`` raised while a
+message is delivered means "nothing was received".
 """
 
 from __future__ import annotations
 
-from multiprocessing.util import Finalize
+from contextlib import suppress
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport import redis as kombu_redis
 
-from celery_lease.brokers.redis.driver import Attempt, RedisDriver
+from celery_lease.brokers.redis.arrivals import Arrivals
+from celery_lease.brokers.redis.attempt import Attempt
 
 if TYPE_CHECKING:
+    from collections import OrderedDict
+    from collections.abc import Callable
+
+    from celery_lease.brokers.redis.driver import RedisDriver
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Holder
+
+#: Longest wait for the reply to a ``BRPOP``, in seconds; kombu has the server wait for one.
+LAST_REPLY = 2.0
 
 
 class LeaseQoS(kombu_redis.QoS):
@@ -33,7 +41,9 @@ class LeaseQoS(kombu_redis.QoS):
     driver: RedisDriver
     holder: Holder
     clock: Clock
-    arriving_from: str | None
+    arrivals: Arrivals
+    _delivered: OrderedDict[str, Any]
+    _quick_ack: Callable[[str], None]
     leased: set[str]  # tags, this channel's; a set operation is atomic
 
     def can_consume(self) -> bool:
@@ -51,12 +61,12 @@ class LeaseQoS(kombu_redis.QoS):
         if terms is None:
             super().append(message, delivery_tag)
             return
-        queue = self.arriving_from or _likely_queue(self.channel, message)
-        attempt = Attempt.of(message, queue, _list_key(self.channel, queue, message))
+        attempt = Attempt.of(message, *self.arrivals.origin(message))
         claim = self.driver.claim(attempt, terms, self.clock.now())
         if claim is None:
             self.holder.unclaimed(attempt)
             raise Empty
+        self.arrivals.recorded()
         message.delivery_tag = claim.tag
         self.leased.add(claim.tag)
         super(kombu_redis.QoS, self).append(message, claim.tag)
@@ -103,45 +113,23 @@ def lease_messages(channel: Any, driver: RedisDriver, holder: Holder, clock: Clo
     The channel's ``QoS`` object stays the same one, with its counts, its prefetch limit and what
     others have put on it, and only changes its class. To be called before consuming starts.
     """
+    driver.follow(channel)
     qos = channel.qos
     qos.__class__ = LeaseQoS
     qos.driver, qos.holder, qos.clock = driver, holder, clock
-    qos.arriving_from, qos.leased = None, set()
-    qos._on_collect.cancel()
-    qos._on_collect = Finalize(qos, qos.restore_unacked_once, exitpriority=1)
-    _remember_queues(channel, qos)
+    qos.arrivals, qos.leased = Arrivals(channel, driver), set()
     return qos  # type: ignore[no-any-return]
 
 
-def _remember_queues(channel: Any, qos: LeaseQoS) -> None:
-    """Let *qos* know which queue a message arrives from: kombu does not tell, and a topic
-    exchange may have put the same message into several."""
-    transport, consume = channel.connection, channel.basic_consume
+def end_receiving(channel: Any) -> None:
+    """Read the reply to a ``BRPOP`` under way: a popped message exists nowhere but in it.
 
-    def basic_consume(queue: str, *args: Any, **kwargs: Any) -> Any:
-        result = consume(queue, *args, **kwargs)
-        deliver = transport._callbacks[queue]
-
-        def arrive(raw: dict[str, Any]) -> Any:
-            qos.arriving_from = queue
-            try:
-                return deliver(raw)
-            finally:
-                qos.arriving_from = None
-
-        transport._callbacks[queue] = arrive
-        return result
-
-    channel.basic_consume = basic_consume
-
-
-def _likely_queue(channel: Any, message: Any) -> str:
-    """Return the queue of a message that was fetched rather than consumed."""
-    info = message.delivery_info
-    queues = list(channel._lookup(info.get("exchange"), info.get("routing_key")))
-    return queues[0] if queues else info.get("routing_key") or "celery"
-
-
-def _list_key(channel: Any, queue: str, message: Any) -> str:
-    priority = channel._get_message_priority(message._raw, reverse=False)
-    return f"{channel.global_keyprefix}{channel._q_for_pri(queue, priority)}"
+    Kombu does so when it closes the channel, which in a stopping worker is after its last task.
+    The server answers after a second at most; one that does not is left to kombu.
+    """
+    connection = getattr(channel.client, "connection", None)
+    if not channel._in_poll or connection is None:  # noqa: SLF001
+        return
+    with suppress(Empty, OSError, *channel.connection_errors):
+        if connection.can_read(timeout=LAST_REPLY):
+            channel._brpop_read()  # noqa: SLF001

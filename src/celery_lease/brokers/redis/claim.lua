@@ -7,7 +7,7 @@
 -- The tag names this one delivery, so whoever held the message before knows no name for it: that
 -- is the fence. The score is the expiry itself, in server time, in kombu's own index.
 -- Tokens only grow, also after the server lost its data: none is below the server's clock.
-if redis.call('ZREM', KEYS[6], ARGV[1]) == 1 then
+if redis.call('ZSCORE', KEYS[6], ARGV[1]) then
   return false
 end
 local time = redis.call('TIME')

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import json
 import logging
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import redis
-from kombu.utils.json import dumps
-
 from celery_lease.brokers.redis import scripts
-from celery_lease.brokers.redis.client import ANSWER_TIMEOUT, Line, pool_like
+from celery_lease.brokers.redis.client import ANSWER_TIMEOUT, Lines, address, pool_like
 from celery_lease.core.delivery import (
     Answer,
     Capabilities,
     Claim,
     Reaped,
     Renewal,
-    Terms,
 )
 from celery_lease.core.errors import UnsupportedBroker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
+
+    import redis
+
+    from celery_lease.brokers.redis.attempt import Attempt
+    from celery_lease.core.delivery import Terms
 
 logger = logging.getLogger(__name__)
 
@@ -63,39 +63,8 @@ class Keys:
 
     @property
     def refusals(self) -> str:
-        """Claims that were given up unanswered."""
+        """Claims that must not be made any more."""
         return f"{self.unacked}.refusals"
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One try to claim a message that was popped from a queue."""
-
-    tag: str
-    key: str  #: the list it came from
-    payload: str  #: what to push there, counters included
-    suffix: str  #: what kombu's own restore wants behind it
-    queue: str
-    deliveries: int
-    losses: int
-
-    @classmethod
-    def of(cls, message: Any, queue: str, key: str) -> Attempt:
-        """Prepare a kombu *message*'s text so that it can go back without being decoded again."""
-        raw = message._raw
-        deliveries, losses = _counters(raw.get("lease"))
-        text = dumps(_redelivered(raw))
-        counted = f'{{"lease": "{deliveries + 1:06d}:{losses + 1:06d}", {text[1:]}'
-        info = message.delivery_info
-        suffix = f", {dumps(info.get('exchange'))}, {dumps(info.get('routing_key'))}]"
-        tag = f"{message.delivery_tag}#{uuid.uuid4().hex[:12]}"
-        return cls(tag, key, counted, suffix, queue, deliveries + 1, losses)
-
-    @property
-    def unclaimed(self) -> str:
-        """The payload as it was before this delivery: it did not take place."""
-        head = f'{{"lease": "{self.deliveries - 1:06d}:{self.losses:06d}"'
-        return head + self.payload[len(head) :]
 
 
 class RedisDriver:
@@ -103,29 +72,34 @@ class RedisDriver:
 
     capabilities = Capabilities(extends=True, fences=True, confirms=True, granularity=0.0)
 
-    def __init__(self, pool: redis.ConnectionPool, keys: Keys) -> None:
-        self.keys = keys
-        self._pool = pool
-        self._client = redis.Redis(connection_pool=pool)
-        self._line = Line(pool)
-        self._scripts: dict[str, Any] | None = None
+    def __init__(self, channel: Any) -> None:
+        """Prepare for the server and keys of a kombu *channel*; nothing is sent."""
+        self.keys = Keys.of(channel)
+        self._connect(channel)
+
+    def follow(self, channel: Any) -> None:
+        """Go where a new *channel* goes: kombu may have failed over to another broker URL.
+
+        Leases at the former server are not this driver's any more: they expire there.
+        """
+        if address(channel) != self._address:
+            logger.warning("leases follow the connection to another broker")
+            self._lines.close()
+            self._connect(channel)
 
     def claim(self, attempt: Attempt, terms: Terms, asked_at: float) -> Claim | None:
         """Take a message under a lease, or return None if that failed or was not answered."""
-        record = {
-            "cut": len(attempt.suffix.encode()),
-            "key": attempt.key,
-            "deliveries": attempt.deliveries,
-            "losses": attempt.losses,
-            **terms.about,
-        }
         keys = [*self.keys.claims, self.keys.token, self.keys.refusals]
         value = f"[{attempt.payload}{attempt.suffix}"
-        args = [attempt.tag, value, terms.seconds, json.dumps(record)]
+        args = [attempt.tag, value, terms.seconds, attempt.record(terms)]
         try:
             token = self._run("claim", keys, args)
-        except redis.RedisError as exc:
-            logger.error("could not take a message of queue %s: %s", attempt.queue, exc)
+        except Exception as exc:  # noqa: BLE001  (whatever it was: the message must not be lost)
+            logger.error(  # noqa: TRY400  (the broker's word, not ours)
+                "could not take a message of queue %s: %s", attempt.queue, exc
+            )
+            return None
+        if token is None:
             return None
         return Claim(
             tag=attempt.tag,
@@ -140,12 +114,18 @@ class RedisDriver:
     def extend(
         self, renewals: Sequence[Renewal], *, timeout: float = ANSWER_TIMEOUT
     ) -> list[Answer]:
-        """Move expiries: one round trip for each 2,000 leases."""
+        """Move expiries: one round trip for each 2,000 leases, none after one without answer."""
         answers: list[Answer] = []
         for batch in _batches(renewals):
-            args = [x for r in batch for x in (r.tag, r.seconds, "1" if r.late else "0")]
+            args = [
+                json.dumps([each.tag for each in batch]),
+                json.dumps([each.seconds for each in batch]),
+                "".join("1" if each.late else "0" for each in batch),
+            ]
             answers += self._ask("extend", self.keys.claims[:3], args, len(batch), timeout)
-        return answers
+            if answers[-1] is Answer.UNKNOWN:
+                break
+        return answers + [Answer.UNKNOWN] * (len(renewals) - len(answers))
 
     def complete(self, tags: Sequence[str]) -> list[Answer]:
         """Acknowledge messages."""
@@ -169,15 +149,30 @@ class RedisDriver:
     def reap(self, *, limit: int) -> list[Reaped]:
         """Return expired leases to their queues."""
         try:
-            reaped = self._run("reap", self.keys.claims, [limit])
-        except redis.RedisError as exc:
-            raise OSError(str(exc)) from exc
+            reaped = self._run("reap", [*self.keys.claims, self.keys.refusals], [limit])
+        except Exception as exc:
+            raise OSError(f"expired leases not returned: {exc}") from exc
         return [_reaped(*each) for each in reaped]
+
+    def set_aside(self, key: str, text: bytes) -> None:
+        """Append what cannot be read as a message to a list beside its queue's.
+
+        Raises:
+            OSError: That was not answered; it may or may not have been done.
+        """
+        try:
+            self._lines.call(lambda client: client.lpush(key, text))
+        except Exception as exc:
+            raise OSError(str(exc)) from exc
 
     def close(self) -> None:
         """Close the driver's connections."""
-        self._line.close()
-        self._pool.disconnect()
+        self._lines.close()
+
+    def _connect(self, channel: Any) -> None:
+        self._address = address(channel)
+        self._lines = Lines(pool_like(channel))
+        self._scripts = scripts.register(self._lines.client)
 
     def _ask(
         self,
@@ -191,25 +186,24 @@ class RedisDriver:
             return []
         try:
             replies = self._run(name, keys, args, timeout)
-        except redis.RedisError as exc:
+        except Exception as exc:  # noqa: BLE001  (no answer, in as many ways as there are faults)
             logger.warning("%s of %d leases not answered: %s", name, questions, exc)
             return [Answer.UNKNOWN] * questions
-        if not isinstance(replies, list):
+        if isinstance(replies, bytes):
+            replies = replies.decode()
+        elif isinstance(replies, int):
             replies = [replies]
         return [_ANSWERS[int(reply)] for reply in replies]
 
-    def _run(self, name: str, keys: list[str], args: list[Any], timeout: float | None = None) -> Any:
-        if timeout is None:
-            return self._script(name)(keys=keys, args=args)
-        return self._line.call(
-            lambda client: self._script(name)(keys=keys, args=args, client=client),
-            timeout=timeout,
-        )
+    def _run(
+        self, name: str, keys: list[str], args: list[Any], timeout: float | None = None
+    ) -> Any:
+        def command(client: redis.Redis) -> Any:
+            return self._scripts[name](keys=keys, args=args, client=client)
 
-    def _script(self, name: str) -> Callable[..., Any]:
-        if self._scripts is None:
-            self._scripts = scripts.load(self._client)
-        return self._scripts[name]
+        if timeout is None:
+            return self._lines.call(command)
+        return self._lines.call_within(command, timeout)
 
 
 def connect(channel: Any) -> RedisDriver:
@@ -220,7 +214,7 @@ def connect(channel: Any) -> RedisDriver:
     """
     if not channel.ack_emulation:
         raise UnsupportedBroker("redis with ack_emulation off", ("redis",))
-    return RedisDriver(pool_like(channel), Keys.of(channel))
+    return RedisDriver(channel)
 
 
 def _batches(renewals: Sequence[Renewal]) -> Iterator[Sequence[Renewal]]:
@@ -230,26 +224,4 @@ def _batches(renewals: Sequence[Renewal]) -> Iterator[Sequence[Renewal]]:
 
 def _reaped(tag: bytes, late: bytes, record: bytes) -> Reaped:
     about = json.loads(record)
-    return Reaped(tag=tag.decode(), queue=about["key"], late=float(late), about=about)
-
-
-def _counters(text: object) -> tuple[int, int]:
-    """Read deliveries and losses from a payload; what is not ours counts as a first delivery."""
-    match str(text).split(":"):
-        case [deliveries, losses] if deliveries.isdecimal() and losses.isdecimal():
-            return min(int(deliveries), 999_998), min(int(losses), 999_998)
-    return 0, 0
-
-
-def _redelivered(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a kombu payload, without our counters, flagged as redelivered.
-
-    The flags are those that kombu's own restore sets. The message at hand is not touched.
-    """
-    copy = {key: value for key, value in raw.items() if key != "lease"}
-    if isinstance(raw.get("headers"), dict):
-        copy["headers"] = {**raw["headers"], "redelivered": True}
-    properties = raw["properties"]
-    info = {**(properties.get("delivery_info") or {}), "redelivered": True}
-    copy["properties"] = {**properties, "delivery_info": info}
-    return copy
+    return Reaped(tag=tag.decode(), queue=about["queue"], late=float(late), about=about)

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import redis
+    from redis.commands.core import Script
 
 NAMES = ("claim", "complete", "extend", "hand_back", "reap", "unclaim")
 _RESTORING = frozenset({"hand_back", "reap", "unclaim"})
 
 
 @cache
-def source(name: str, *, flags: bool) -> str:
-    """Return a script's text; *flags*: the server understands a shebang line (7.0 and newer)."""
-    here = files(__package__)
-    text = here.joinpath(f"{name}.lua").read_text()
-    if name in _RESTORING:
-        text = here.joinpath("restore.lua").read_text() + text
-    return f"#!lua flags=allow-oom\n{text}" if flags else text
+def source(name: str) -> str:
+    """Return a script's text, with what it shares with others before it."""
+    parts = ["though_full", *(["restore"] if name in _RESTORING else []), name]
+    return "".join(files(__package__).joinpath(f"{part}.lua").read_text() for part in parts)
 
 
-def load(client: redis.Redis) -> dict[str, Any]:
-    """Register all scripts for *client*; a server that forgets one is sent it again."""
-    flags = int(str(client.info("server")["redis_version"]).split(".", 1)[0]) >= 7
-    return {name: client.register_script(source(name, flags=flags)) for name in NAMES}
+def register(client: redis.Redis) -> dict[str, Script]:
+    """Register all scripts for *client*, without a call; a server that lacks one is sent it."""
+    return {name: client.register_script(source(name)) for name in NAMES}

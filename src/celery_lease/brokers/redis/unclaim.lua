@@ -4,14 +4,16 @@
 -- ARGV: tag, queue key, payload
 -- Returns: 1
 --
--- The claim may have been made, may never be made, or may still lie in a socket's buffer. In the
--- last case it must not be made later: the refusal tells it so, and goes away after an hour.
-if redis.call('ZSCORE', KEYS[1], ARGV[1]) then
-  restore(ARGV[1], true, 'RPUSH')
+-- The claim may have been made and may even have ended since; it may never be made, or may still
+-- lie in a socket's buffer. In the last case it must not be made later: the refusal tells it so. It
+-- also tells a second call, asked because the first was not answered, that nothing is left to do.
+if redis.call('ZSCORE', KEYS[5], ARGV[1]) then
+  return 1
+end
+if redis.call('HEXISTS', KEYS[4], ARGV[1]) == 1 then
+  restore(ARGV[1], false, 'RPUSH')
 else
-  local now = tonumber(redis.call('TIME')[1])
-  redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', now - 3600)
-  redis.call('ZADD', KEYS[5], now, ARGV[1])
   redis.call('RPUSH', ARGV[2], ARGV[3])
 end
+redis.call('ZADD', KEYS[5], now, ARGV[1])
 return 1

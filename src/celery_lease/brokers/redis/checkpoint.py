@@ -1,0 +1,100 @@
+"""Checkpoints on Redis and Valkey, be it the result backend's server or the broker's.
+
+One hash for each task id, one script, and so one step from the comparison of fencing tokens to the
+write. Works where scripts take one key of any name, clusters included.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from celery_lease.brokers.redis.client import Lines, pool_like
+from celery_lease.brokers.redis.driver import Keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Seconds that a checkpoint outlives its last save while the task may still go on, whatever the
+#: results' expiry: the next run may wait in a queue, or save seldom.
+LEAST_KEPT = 86400
+
+#: Seconds that the fence stands after a success. A former holder is ended when its lease expires;
+#: only one that is paused whole, with its worker, comes back later than this.
+FENCE_KEPT = 600
+
+
+class RedisCheckpoints:
+    """Checkpoints in one database. Thread-safe, and safe across a fork as the client's pool is."""
+
+    def __init__(
+        self,
+        pool: redis.ConnectionPool,
+        *,
+        name: str,
+        key: Callable[[str], str],
+        expires: int,
+        failure_expires: int,
+    ) -> None:
+        """*key* makes the full key of a task id; results expire in so many seconds, 0 for never."""
+        self.name = name
+        self._key = key
+        self._expires = expires
+        self._failure_expires = failure_expires
+        self._lines = Lines(pool)
+        self._script = self._lines.client.register_script(_source())
+
+    def save(self, task_id: str, token: int, text: str) -> bool:
+        """Keep *text*; False: a run with a larger token was here."""
+        return self._run("save", task_id, token, self._kept, text)[0]
+
+    def load(self, task_id: str, token: int) -> tuple[bool, str | bytes | None]:
+        """Return whether no run with a larger token was here, and the text, if any."""
+        return self._run("load", task_id, token, self._kept)
+
+    def forget(self, task_id: str, token: int) -> bool:
+        """Remove the text; False as in :meth:`save`."""
+        return self._run("forget", task_id, token, FENCE_KEPT)[0]
+
+    def retire(self, task_id: str, token: int) -> bool:
+        """Let the text expire when a failure of now does; False as in :meth:`save`."""
+        return self._run("retire", task_id, token, self._failure_expires)[0]
+
+    @property
+    def _kept(self) -> int:
+        return max(self._expires, LEAST_KEPT) if self._expires else 0
+
+    def _run(self, command: str, task_id: str, *args: Any) -> tuple[bool, str | bytes | None]:
+        """Run the script; once more if the connection broke, for every command may be repeated."""
+        keys, values = [self._key(task_id)], [command, *args]
+        try:
+            reply = self._call(keys, values)
+        except (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError):
+            reply = self._call(keys, values)
+        return reply[0] == 1, reply[1]
+
+    def _call(self, keys: list[str], values: list[Any]) -> list[Any]:
+        reply: list[Any] = self._lines.call(
+            lambda client: self._script(keys=keys, args=values, client=client)
+        )
+        return reply
+
+
+def connect(channel: Any, expires: int) -> RedisCheckpoints:
+    """Keep checkpoints beside the messages of a kombu *channel*."""
+    unacked = Keys.of(channel).unacked
+    return RedisCheckpoints(
+        pool_like(channel),
+        name="the Redis broker",
+        key=lambda task_id: f"{unacked}.checkpoint.{task_id}",
+        expires=expires,
+        failure_expires=expires,
+    )
+
+
+@cache
+def _source() -> str:
+    return files(__package__).joinpath("checkpoint.lua").read_text()

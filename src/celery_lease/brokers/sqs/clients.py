@@ -1,0 +1,129 @@
+"""The driver's own clients: kombu's belong to the event loop and wait for minutes.
+
+A client signs as kombu's does for the same queue and talks to the same endpoint, but with short
+timeouts and without retries of its own: the keeper asks again anyway, and sooner.
+
+Uses of kombu internals, as read in 5.5.4 and 5.7.0: ``Channel.sqs``, ``predefined_queues`` and the
+transport options ``sts_role_arn`` and ``sts_token_timeout``; and of botocore, what kombu uses there
+too: ``client._request_signer._credentials``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import botocore.session
+from botocore.config import Config
+from botocore.credentials import RefreshableCredentials
+
+#: Seconds within which a call has ended, and for each the limits (connect, read) that make it so.
+TIMEOUTS = {4.0: (1.5, 2.5), 1.0: (0.4, 0.6)}
+#: Seconds before their end at which temporary credentials are renewed: at most, at least. SQS's
+#: shortest are good for 900.
+_RENEW, _RENEW_AT_LATEST = 240, 60
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How one queue's API is reached and signed for."""
+
+    credentials: Any
+    region: str
+    endpoint: str
+    config: Config
+
+    @classmethod
+    def of(cls, channel: Any, queue: str) -> Access:
+        """Read it off kombu's client for a *queue*, named as at SQS."""
+        template = channel.sqs(queue=queue)
+        role = channel.transport_options.get("sts_role_arn")
+        if role and channel.predefined_queues:
+            credentials = _assumed(role, channel.transport_options.get("sts_token_timeout", 900))
+        else:
+            credentials = template._request_signer._credentials  # noqa: SLF001
+        meta = template.meta
+        return cls(credentials, meta.region_name, meta.endpoint_url, meta.config)
+
+    def client(self, connect: float, read: float) -> Any:
+        """Make a client; creating it does not connect."""
+        session = botocore.session.Session()
+        session.register_component("credential_provider", _Given(self.credentials))
+        limits = Config(
+            connect_timeout=connect, read_timeout=read, retries={"total_max_attempts": 1}
+        )
+        return session.create_client(
+            "sqs",
+            region_name=self.region,
+            endpoint_url=self.endpoint,
+            config=self.config.merge(limits),
+        )
+
+
+class Clients:
+    """Clients by queue and patience, made when first needed. Any thread may ask.
+
+    Queues with the same access share theirs; two threads that both make one make one too many.
+    """
+
+    def __init__(self) -> None:
+        self._accesses: dict[str, Access] = {}
+        self._clients: dict[tuple[Access, float], Any] = {}
+
+    def learn(self, channel: Any, queue: str) -> None:
+        """Find out how to reach a *queue*, named as at SQS, unless that is known."""
+        if queue not in self._accesses:
+            self._accesses[queue] = Access.of(channel, queue)
+
+    def client(self, queue: str, within: float) -> Any:
+        """Return a client whose calls end *within* so many seconds, or within the least there is.
+
+        Raises:
+            KeyError: Nothing was learned of the queue.
+        """
+        patience = max((each for each in TIMEOUTS if each <= within), default=min(TIMEOUTS))
+        key = self._accesses[queue], patience
+        client = self._clients.get(key)
+        if client is None:
+            client = self._clients[key] = self._accesses[queue].client(*TIMEOUTS[patience])
+        return client
+
+    def close(self) -> None:
+        """Close all connections; later calls make new ones."""
+        while self._clients:
+            self._clients.popitem()[1].close()
+
+
+class _Given:
+    """A credential provider for a session that was given its credentials."""
+
+    def __init__(self, credentials: Any) -> None:
+        self._credentials = credentials
+
+    def load_credentials(self) -> Any:
+        return self._credentials
+
+
+def _assumed(role: str, seconds: int) -> Any:
+    """Return credentials of an assumed role that renew themselves in whichever thread signs."""
+
+    def assume() -> dict[str, str]:
+        limits = Config(connect_timeout=2, read_timeout=3, retries={"total_max_attempts": 1})
+        sts = botocore.session.Session().create_client("sts", config=limits)
+        got = sts.assume_role(
+            RoleArn=role, RoleSessionName="celery-lease", DurationSeconds=seconds
+        )["Credentials"]
+        return {
+            "access_key": got["AccessKeyId"],
+            "secret_key": got["SecretAccessKey"],
+            "token": got["SessionToken"],
+            "expiry_time": got["Expiration"].isoformat(),
+        }
+
+    return RefreshableCredentials.create_from_metadata(
+        assume(),
+        refresh_using=assume,
+        method="sts-assume-role",
+        advisory_timeout=_RENEW,
+        mandatory_timeout=_RENEW_AT_LATEST,
+    )

@@ -1,0 +1,128 @@
+"""``celery -A proj lease group``: several workers as one process to the outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+from click.core import ParameterSource
+
+from celery_lease import settings
+from celery_lease.group import Member
+from celery_lease.group.__main__ import arguments_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Seconds beyond ``lease_shutdown_timeout`` for a worker to settle its messages and to leave.
+MARGIN = 5.0
+
+SYNTAX = "NAME[:PRIORITY]=ARGUMENTS"
+WORKER = re.compile(r"(?P<name>[\w.-]+)(:(?P<priority>-?\d+))?=(?P<arguments>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One ``-w``."""
+
+    name: str
+    priority: int
+    arguments: tuple[str, ...]  #: for ``celery worker``
+
+
+def _workers(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> list[Worker]:
+    workers = [_worker(text) for text in texts]
+    names = [worker.name for worker in workers]
+    if len(set(names)) < len(names):
+        raise click.BadParameter(f"every worker needs a name of its own, not {', '.join(names)}")
+    return workers
+
+
+def _worker(text: str) -> Worker:
+    found = WORKER.fullmatch(text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is not {SYNTAX}, such as 'video:10=-Q video -c 2'")
+    try:
+        arguments = tuple(shlex.split(found["arguments"]))
+    except ValueError as exc:
+        raise click.BadParameter(f"{text!r}: {exc}") from exc
+    if {"-D", "--detach"}.intersection(arguments):
+        raise click.BadParameter(f"{text!r}: a worker of a group stays in the foreground")
+    priority = int(found["priority"] or 0)
+    return Worker(name=found["name"], priority=priority, arguments=arguments)
+
+
+@click.command()
+@click.option(
+    "-w",
+    "--worker",
+    "workers",
+    metavar=SYNTAX,
+    callback=_workers,
+    multiple=True,
+    required=True,
+    help="A worker and its options; give one -w for each. Lower priorities (default 0) are "
+    "stopped first.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    show_default=f"lease_shutdown_timeout + {MARGIN:g}",
+    help="Seconds that the workers of one priority have to end after they were told, before they "
+    "are forced to.",
+)
+@click.pass_context
+def group(ctx: click.Context, workers: list[Worker], timeout: float | None) -> NoReturn:
+    """Run several workers under one parent, as in one container.
+
+    celery -A proj lease group -w 'video:10=-Q video' -w 'mail:20=-Q mail -c 8'
+
+    The parent passes signals on, stops workers in the order of their priority, restarts none,
+    stops all when one ends, and exits with the worst exit code. Each worker is the node NAME@host.
+    """
+    if timeout is None:
+        timeout = _shutdown_timeout(ctx) + MARGIN
+    celery = tuple(_celery(ctx))
+    arguments = arguments_for([_member(worker, celery) for worker in workers], timeout)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(  # noqa: S606  (becoming the parent is the point)
+        sys.executable, [sys.executable, "-m", "celery_lease.group", *arguments]
+    )
+
+
+def _member(worker: Worker, celery: tuple[str, ...]) -> Member:
+    node = f"{worker.name}@%h"
+    return Member(
+        name=worker.name,
+        priority=worker.priority,
+        command=(*celery, "worker", "-n", node, *worker.arguments),
+    )
+
+
+def _shutdown_timeout(ctx: click.Context) -> float:
+    try:
+        return settings.load(ctx.obj.app.conf).policy.shutdown_timeout
+    except settings.LeaseConfigError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def _celery(ctx: click.Context) -> Iterator[str]:
+    """Yield a command line that is ``celery`` with the global options of this call.
+
+    All others than these reach the workers by the environment and the working directory, where
+    Celery itself puts them.
+    """
+    root = ctx.find_root()
+    yield from (sys.executable, "-m", "celery")
+    if root.get_parameter_source("app") is ParameterSource.COMMANDLINE:
+        yield from ("-A", root.params["app"])
+    if ctx.obj.no_color:
+        yield "--no-color"
+    if ctx.obj.quiet:
+        yield "--quiet"

@@ -1,0 +1,121 @@
+"""Decides what a group's processes are told, and when; touches no process itself.
+
+Told to stop, the group stops one level of priority after the other, the lowest first, each when the
+one before has ended. A level that does not end in time gets SIGQUIT (Celery's cold shutdown, which
+gives back what it still can) and then SIGKILL, so the next level gets its turn whatever happens.
+
+=========================  ==========================================================
+event                      what follows
+=========================  ==========================================================
+SIGTERM, SIGINT            passed on level by level
+a second one, or SIGQUIT   passed on to all at once
+any other signal           passed on to all at once, stops nothing
+a process ends, untold     the others are stopped as by SIGTERM
+a process ends, told       when its level is empty, the next one is told
+=========================  ==========================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from signal import SIGINT, SIGKILL, SIGQUIT, SIGTERM, Signals
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from .member import Member
+
+#: Seconds that a level has between SIGQUIT and SIGKILL, and between one SIGKILL and the next.
+LAST_WORDS = 5.0
+
+
+def longest_stop(timeout: float, levels: int = 1) -> float:
+    """Return the seconds that stopping takes at most.
+
+    Args:
+        timeout: Seconds that each level has to end after it was told.
+        levels: How many different priorities there are.
+    """
+    return levels * (timeout + LAST_WORDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One signal for one process."""
+
+    name: str
+    number: Signals
+
+
+class Plan:
+    """The state of one group. Times are seconds on any one clock.
+
+    Attributes:
+        living: The members that have not ended, by name.
+        code: The highest exit code of those that have.
+    """
+
+    def __init__(self, members: Iterable[Member], timeout: float) -> None:
+        self.living = {member.name: member for member in members}
+        self.code = 0
+        self._timeout = timeout
+        self._stopping: Signals | None = None  # what the levels are told; None: all is well
+        self._told: set[str] = set()  # living ones that were told
+        self._next = SIGQUIT  # what they get when time is up
+        self._due = inf  # when it is
+
+    @property
+    def levels(self) -> int:
+        """How many different priorities are left."""
+        return len({member.priority for member in self.living.values()})
+
+    def time_left(self, now: float) -> float | None:
+        """Return the seconds until :meth:`on_time` has something to do; None: never."""
+        return None if self._due == inf else max(0.0, self._due - now)
+
+    def on_signal(self, number: Signals, now: float) -> list[Order]:
+        """Decide on a signal that the parent got."""
+        if number not in {SIGTERM, SIGINT, SIGQUIT}:
+            return self._orders(self.living, number)
+        first, self._stopping = self._stopping is None, number
+        if first and number != SIGQUIT:
+            return self._tell_next_level(now)
+        return self._tell(self.living, now)
+
+    def on_end(self, name: str, code: int, now: float) -> list[Order]:
+        """Decide on the end of a process, with its exit code or 128 + the signal it died of."""
+        del self.living[name]
+        self._told.discard(name)
+        self.code = max(self.code, code)
+        if self._stopping is None:
+            self._stopping = SIGTERM
+        return [] if self._told else self._tell_next_level(now)
+
+    def on_time(self, now: float) -> list[Order]:
+        """Decide on the passing of time."""
+        if now < self._due:
+            return []
+        number, self._next = self._next, SIGKILL
+        self._due = now + LAST_WORDS
+        return self._orders(self._told, number)
+
+    def _tell_next_level(self, now: float) -> list[Order]:
+        if not self.living:
+            self._due = inf
+            return []
+        lowest = min(member.priority for member in self.living.values())
+        level = [name for name, member in self.living.items() if member.priority == lowest]
+        return self._tell(level, now)
+
+    def _tell(self, names: Collection[str], now: float) -> list[Order]:
+        # Repeating a signal to those who had it gives them no more time.
+        if not self._told.issuperset(names):
+            self._next, self._due = SIGQUIT, now + self._timeout
+        self._told.update(names)
+        return self._orders(names, self._stopping or SIGTERM)
+
+    @staticmethod
+    def _orders(names: Iterable[str], number: Signals) -> list[Order]:
+        return [Order(name, number) for name in sorted(names)]

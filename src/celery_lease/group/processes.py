@@ -1,0 +1,72 @@
+"""Starts, signals and buries processes; the only place of the group that does.
+
+Every member leads a process group of its own. A terminal's Ctrl-C then reaches the parent alone,
+once, and what a dead worker leaves behind can be ended with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from signal import SIGKILL
+from typing import TYPE_CHECKING
+
+from .member import NAME_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from signal import Signals
+
+    from .member import Member
+
+STDIN = 0
+FROM_SHELL = 128  #: what shells add to a signal to make an exit code of it
+
+# Python ignores these, and an ignored signal stays ignored across exec.
+IGNORED_BY_PYTHON = [getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ")]
+
+
+def spawn(member: Member) -> int:
+    """Start a member and return its process id; call it in the main thread.
+
+    Linux ties a child's life to the *thread* that started it.
+    """
+    command = [sys.executable, "-m", "celery_lease.group.exec", str(os.getpid()), *member.command]
+    return os.posix_spawn(
+        sys.executable,
+        command,
+        {**os.environ, NAME_VARIABLE: member.name},
+        file_actions=[(os.POSIX_SPAWN_OPEN, STDIN, os.devnull, os.O_RDONLY, 0)],
+        setpgroup=0,
+        setsigdef=IGNORED_BY_PYTHON,
+    )
+
+
+def deliver(pid: int, number: Signals) -> None:
+    """Send a signal to a member that :func:`reap` has not returned; SIGKILL to all of its group."""
+    if number == SIGKILL:
+        end_group(pid)
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def end_group(pid: int) -> None:
+    """Kill what is left of the process group that a member led."""
+    # PermissionError is what macOS says of a group of zombies.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, SIGKILL)
+
+
+def reap() -> Iterator[tuple[int, int]]:
+    """Bury all children that have ended, orphans that process 1 got included.
+
+    Yields:
+        Process id and exit code, 128 + the number of the signal it died of.
+    """
+    with suppress(ChildProcessError):  # no children at all
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            code = os.waitstatus_to_exitcode(status)
+            yield pid, code if code >= 0 else FROM_SHELL - code

@@ -1,0 +1,77 @@
+"""What an operator reads about leases: one line for each loss, and for what leads to one.
+
+All at WARNING, because each is something to act on; with the task and the lease as fields.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from celery_lease.core.policy import Mode, OnLost
+
+if TYPE_CHECKING:
+    from celery_lease.worker.leases import Held
+
+logger = logging.getLogger(__name__)
+
+NEXT_BEAT = "its next beat is told"
+RUNS_ON = "it runs on, the message may be run elsewhere"
+THROWN_AWAY = "it ended after that, its outcome is thrown away"
+
+
+def lost(held: Held, then: str = NEXT_BEAT) -> None:
+    """Say that a lease was lost, and what comes of it."""
+    lease = held.lease
+    if then == NEXT_BEAT and (
+        lease.policy.on_lost is OnLost.CONTINUE or lease.policy.mode is Mode.OBSERVE
+    ):
+        then = RUNS_ON
+    logger.warning(
+        "lease of task %s[%s] lost (%s), delivery %d, token %d; %s",
+        lease.name,
+        lease.task_id,
+        lease.lost,
+        lease.claim.deliveries,
+        lease.claim.token,
+        then,
+        extra=_fields(held),
+    )
+
+
+def slow(held: Held) -> None:
+    """Say that half of a lease went by without a beat."""
+    lease = held.lease
+    logger.warning(
+        "task %s[%s] has not beaten for half of its lease of %g s; without a beat it is lost, "
+        "and run elsewhere. Beat more often, raise lease_extension, or use lease_mode 'daemon'",
+        lease.name,
+        lease.task_id,
+        lease.policy.extension,
+        extra=_fields(held),
+    )
+
+
+def unproven(held: Held) -> None:
+    """Say when heartbeat mode would have lost an observed lease."""
+    lease = held.lease
+    expiry = max(held.beat + lease.policy.extension, held.quiet)
+    logger.warning(
+        "task %s[%s] is observed: lease_mode 'heartbeat' would have lost its lease after "
+        "%.1f s, with no beat for %g s",
+        lease.name,
+        lease.task_id,
+        expiry - (lease.started_at or expiry),
+        lease.policy.extension,
+        extra=_fields(held),
+    )
+
+
+def _fields(held: Held) -> dict[str, object]:
+    lease = held.lease
+    return {
+        "task_id": lease.task_id,
+        "task_name": lease.name,
+        "lease": lease.claim.tag,
+        "token": lease.claim.token,
+    }

@@ -1,0 +1,128 @@
+"""How a stopping worker lets go of its leases: at once, when they are done, or in bounded time.
+
+::
+
+    asked to stop ─► what waits goes back ─► interruptible tasks are told
+                                          ─► each task has its lease_shutdown_timeout
+                                          ─► out of time: told at its next beat ─► ended, released
+
+Driven by the keeper's thread, because the main loop stands still in every kind of shutdown:
+in a warm one it waits for the pool, in a soft one it sleeps inside the signal handler, in a solo
+worker it runs the task. So nothing here relies on it: what a task process has finished is read
+from the beat board and acknowledged from here, and what it has not, is ended from here.
+
+State: ``asked_at`` is set once, by whoever notices first (a signal handler, a remote command, the
+main loop); everything else is touched by the keeper's thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from celery_lease.core import board as beatboard
+from celery_lease.worker.leases import Ending
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_lease.worker.leases import Held, Leases
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at the tasks that a stopping worker waits for.
+LOOK_INTERVAL = 0.1
+#: Seconds that a task has between being told to hand over and being ended.
+TOLD = 2.0
+
+
+@dataclass(slots=True)
+class Ender:
+    """What a pool can do about a task that does not end by itself."""
+
+    end: Callable[[Held], bool]  #: end the task; False: it cannot be ended, it was disowned
+    leave: Callable[[], None]  #: end the worker although disowned tasks still run in it
+    failed: Callable[[], None]  #: let the worker's exit code say that tasks had to be ended
+
+
+@dataclass(slots=True)
+class Shutdown:
+    """Ends the leases of a stopping worker; see the module."""
+
+    leases: Leases
+    ender: Ender
+    asked: bool = False  #: set by :meth:`ask`, never unset
+    _since: float | None = None
+    _before: Counter[Ending] = field(default_factory=Counter)
+    _disowned: int = 0
+    _told: set[str] = field(default_factory=set)
+    _reported: bool = False
+
+    def ask(self) -> None:
+        """Begin at the keeper's next pass. Safe in a signal handler: one assignment."""
+        self.asked = True
+
+    def run_once(self) -> float:
+        """Do what is due; return the seconds until the next look."""
+        if self._since is None:
+            self._begin()
+        self.leases.settle_outcomes()
+        self.leases.hand_back_unstarted()  # also what arrived since
+        for held in self.leases.running():
+            self._press(held)
+        if not len(self.leases):
+            self.report()
+            if self._disowned:
+                self.ender.leave()
+        return LOOK_INTERVAL
+
+    def _begin(self) -> None:
+        self._since = self.leases.clock.now()
+        self._before = Counter(self.leases.endings)
+        self.leases.door_closed = True
+        self.leases.board.announce_shutdown()
+        for held in self.leases.running():
+            if held.lease.policy.interruptible:
+                self._tell(held)
+
+    def _press(self, held: Held) -> None:
+        """Tell a task that is out of time to hand over, and end it if it does not."""
+        over = self._waited() - held.lease.policy.shutdown_timeout
+        if over >= TOLD:
+            self._end(held)
+        elif over >= 0:
+            self._tell(held)
+
+    def _waited(self) -> float:
+        return 0.0 if self._since is None else self.leases.clock.now() - self._since
+
+    def _tell(self, held: Held) -> None:
+        if held.lease.claim.tag not in self._told:
+            self._told.add(held.lease.claim.tag)
+            self.leases.tell(held, beatboard.FLAG_SHUTDOWN)
+
+    def _end(self, held: Held) -> None:
+        lease = held.lease
+        logger.warning(
+            "task %s[%s] still runs %g s after the worker was asked to stop: ended, "
+            "its message returned",
+            lease.name,
+            lease.task_id,
+            lease.policy.shutdown_timeout + TOLD,
+            extra={"task_id": lease.task_id, "task_name": lease.name, "lease": lease.claim.tag},
+        )
+        self.ender.failed()
+        if not self.ender.end(held):
+            self._disowned += 1
+        self.leases.hand_back([lease.claim.tag], ending=Ending.ENDED)
+
+    def report(self) -> None:
+        """Say once what became of the leases since the worker was asked to stop."""
+        if self._since is None or self._reported:
+            return
+        self._reported = True
+        done = Counter(self.leases.endings)
+        done.subtract(self._before)
+        logger.info("leases at shutdown: %s", ", ".join(f"{done[each]} {each}" for each in Ending))

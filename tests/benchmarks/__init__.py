@@ -1,0 +1,1 @@
+"""What the project promises in numbers, measured: ``python tests/benchmarks``."""

@@ -1,0 +1,60 @@
+"""The workers' app: each task once under a lease and once as a plain late-ack task.
+
+``celery -A benchmarks.app worker``. With ``BENCHMARK_PLAIN`` set, celery-lease is not imported.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from harness.app import app
+from harness.ledger import record
+
+if TYPE_CHECKING:
+    from celery_lease import ToolContext
+
+PLAIN = "BENCHMARK_PLAIN"
+
+
+@app.task(name="benchmark.plain", acks_late=True, reject_on_worker_lost=True, ignore_result=True)
+def plain() -> None:
+    """Do nothing, as a plain late-ack task."""
+
+
+@app.task(name="benchmark.pause", acks_late=True, ignore_result=True)
+def pause(seconds: float) -> None:
+    """Keep one process of the pool busy."""
+    time.sleep(seconds)
+
+
+if not os.environ.get(PLAIN):
+    from celery_lease import LeasedTask
+
+    @app.task(name="benchmark.leased", base=LeasedTask, ignore_result=True)
+    def leased() -> None:
+        """Do nothing, under a lease."""
+
+    @app.task(name="benchmark.beats", base=LeasedTask)
+    def beats(batches: int, size: int, *, context: ToolContext) -> list[float]:
+        """Return the seconds that each batch of beats took."""
+        return [time_beats(context.beat, size) for _ in range(batches)]
+
+    @app.task(name="benchmark.work", bind=True, base=LeasedTask, ignore_result=True)
+    def work(self: Any, seconds: float, *, context: ToolContext) -> None:
+        """Beat ten times a second, recorded in the ledger."""
+        record("start", self.request.id, self.request.hostname)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            context.beat()
+            time.sleep(0.1)
+
+
+def time_beats(beat: Any, size: int) -> float:
+    """Return the seconds that some calls take, the loop included."""
+    started = time.perf_counter()
+    for _ in repeat(None, size):
+        beat()
+    return time.perf_counter() - started

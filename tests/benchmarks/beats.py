@@ -1,0 +1,66 @@
+"""What a beat costs in a prefork task, and beside weakincentives' attached heartbeat."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.figures import Figure
+
+if TYPE_CHECKING:
+    from benchmarks.bench import Bench
+
+#: Names an interpreter that has Celery and weakincentives 0.27 (which needs Python 3.12).
+OTHER_PYTHON = "WEAKINCENTIVES_PYTHON"
+BESIDE = Path(__file__).with_name("beside_weakincentives.py")
+NANOSECONDS = 1e9
+
+
+def cost(bench: Bench, batches: int = 300, size: int = 5000) -> Figure:
+    """Beat many times in a task of a prefork worker; the quickest batch is the undisturbed one."""
+    with bench.scene("beats") as scene:
+        scene.worker()
+        result = scene.setup.app().send_task("benchmark.beats", (batches, size))
+        each = sorted(seconds / size * NANOSECONDS for seconds in result.get(timeout=120))
+    return Figure(
+        name="a beat in a prefork task",
+        unit="ns",
+        target=250,
+        measured=each[0],
+        details={"median": each[len(each) // 2], "batches": batches, "beats_a_batch": size},
+    )
+
+
+def beside_weakincentives(_: Bench) -> Figure:
+    """Compare with the heartbeat of weakincentives, attached to a lease extender."""
+    python = os.environ.get(OTHER_PYTHON, sys.executable)
+    done = subprocess.run(
+        [python, str(BESIDE)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(_sources())},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    numbers = [float(word) for word in done.stdout.split()] if done.returncode == 0 else []
+    return Figure(
+        name="a beat, beside weakincentives 0.27's attached heartbeat",
+        unit="x theirs",
+        target=0.25,
+        measured=numbers[0] / numbers[1] if numbers else None,
+        digits=2,
+        note=""
+        if numbers
+        else f"set {OTHER_PYTHON} to a Python 3.12 that has weakincentives and Celery",
+        details=dict(zip(("beat_ns", "weakincentives_ns"), numbers, strict=False)),
+    )
+
+
+def _sources() -> list[str]:
+    """Return where celery_lease is, for an interpreter that does not have it."""
+    import celery_lease
+
+    return [str(Path(celery_lease.__file__).parent.parent)]

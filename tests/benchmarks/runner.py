@@ -1,0 +1,67 @@
+"""Runs the measurements, one after the other, and writes down what they found."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from benchmarks import beats, endings, extending, memory, throughput
+from benchmarks.bench import Bench
+from benchmarks.chart import svg
+from benchmarks.figures import as_json, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from benchmarks.figures import Figure
+
+MEASUREMENTS: dict[str, Callable[[Bench], Figure]] = {
+    "beat": beats.cost,
+    "beside": beats.beside_weakincentives,
+    "throughput": throughput.ratio,
+    "extend": extending.round_trip,
+    "takeover": endings.takeover,
+    "hand-back": endings.hand_back,
+    "memory": memory.added,
+}
+
+
+def main(names: Sequence[str], directory: Path) -> int:
+    """Measure what is named, or all; only a full run is written to ``directory``."""
+    if unknown := set(names) - set(MEASUREMENTS):
+        _say(f"unknown: {', '.join(sorted(unknown))}; there are: {', '.join(MEASUREMENTS)}")
+        return 2
+    with Bench.open() as bench:
+        figures = [_measure(name, bench) for name in names or MEASUREMENTS]
+        server = server_version(bench)
+    _say(table(figures))
+    if not names:
+        write(figures, server, directory)
+    return int(any(figure.verdict == "MISSED" for figure in figures))
+
+
+def write(figures: Sequence[Figure], server: str, directory: Path) -> None:
+    """Write the figures as data and as a picture."""
+    directory.mkdir(exist_ok=True)
+    (directory / "benchmark.json").write_text(as_json(figures, server))
+    (directory / "benchmark.svg").write_text(svg(figures))
+
+
+def server_version(bench: Bench) -> str:
+    """Return the name and version of the broker."""
+    with bench.server.client() as client:
+        info: dict[str, str] = client.info("server")
+    name = info.get("server_name", "redis")
+    return f"{name} {info.get(f'{name}_version', info['redis_version'])}"
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
+
+
+def _measure(name: str, bench: Bench) -> Figure:
+    started = time.perf_counter()
+    figure = MEASUREMENTS[name](bench)
+    _say(f"... {name}: {time.perf_counter() - started:.0f} s")
+    return figure

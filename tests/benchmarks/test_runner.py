@@ -1,0 +1,122 @@
+"""The measurements still measure: each with so few repetitions that no figure means anything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from benchmarks import beats, bench as benchmarks_bench, endings, extending, throughput
+from benchmarks.chart import LEFT, UNIT, svg
+from benchmarks.figures import Figure, as_json, table
+from benchmarks.runner import MEASUREMENTS, main, server_version, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FIGURES = [
+    Figure(name="quick <enough>", unit="ns", target=250, measured=125),
+    Figure(name="too slow", unit="s", target=1, measured=2.5, digits=1),
+    Figure(name="fast", unit="x", target=0.95, measured=1.9, at_least=True, digits=2),
+    Figure(name="absent", unit="x", target=1, measured=None, note="needs another Python"),
+]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[benchmarks_bench.Bench]:
+    """Return a server of this module's own."""
+    with benchmarks_bench.Bench.open() as opened:
+        yield opened
+
+
+def test_a_figure_says_whether_its_target_was_met() -> None:
+    """Breaks when a floor is judged as a ceiling, or a missing figure counts as met."""
+    assert [figure.verdict for figure in FIGURES] == ["met", "MISSED", "met", "skipped"]
+    assert [figure.load for figure in FIGURES] == [0.5, 2.5, 0.5, None]
+    assert FIGURES[2].wanted == ">= 0.95 x"
+
+
+def test_the_table_shows_target_measurement_and_verdict() -> None:
+    """Breaks when a column or the reason for a gap is missing."""
+    lines = table(FIGURES).splitlines()
+    assert lines[3].split("  ")[0] == "too slow"
+    assert lines[3].split()[-1] == "MISSED"
+    assert lines[-1] == "absent: needs another Python"
+
+
+def test_the_picture_has_a_bar_for_every_figure_in_proportion() -> None:
+    """Breaks when the picture is no well-formed XML, or a bar does not tell the truth."""
+    root = ET.fromstring(svg(FIGURES))  # noqa: S314  (our own)
+    bars = [bar for bar in root.iter(f"{SVG}rect") if bar.get("fill")]
+    assert [float(bar.get("width", 0)) for bar in bars] == [UNIT / 2, UNIT * 1.25, UNIT / 2]
+    texts = [text.text or "" for text in root.iter(f"{SVG}text")]
+    assert sum(figure.name in texts for figure in FIGURES) == len(FIGURES)
+    assert float(next(root.iter(f"{SVG}line")).get("x1", 0)) == LEFT + UNIT
+
+
+def test_what_is_written_can_be_read_again(tmp_path: Path) -> None:
+    """Breaks when the data lacks the versions that its figures belong to."""
+    write(FIGURES, "valkey 9", tmp_path / "docs")
+    data = json.loads((tmp_path / "docs" / "benchmark.json").read_text())
+    assert data == json.loads(as_json(FIGURES, "valkey 9"))
+    assert data["environment"].keys() >= {"python", "cpus", "server", "celery", "kombu"}
+    assert [each["verdict"] for each in data["figures"]] == [each.verdict for each in FIGURES]
+    assert (tmp_path / "docs" / "benchmark.svg").read_text() == svg(FIGURES)
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Breaks when a typo runs everything, or nothing, without a word."""
+    assert main(["beet"], tmp_path) == 2
+    said = capsys.readouterr().out
+    assert all(name in said for name in MEASUREMENTS)
+
+
+def test_beats_are_measured_in_a_prefork_task(bench: benchmarks_bench.Bench) -> None:
+    """Breaks when the worker of the benchmarks does not start, or its task returns nothing."""
+    figure = beats.cost(bench, batches=3, size=100)
+    assert figure.measured is not None
+    assert 20 < figure.measured < 100_000
+    assert figure.details["batches"] == 3
+
+
+def test_without_weakincentives_the_comparison_is_skipped(
+    bench: benchmarks_bench.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks when a run on a machine without it fails, or claims the target as met."""
+    monkeypatch.setenv(beats.OTHER_PYTHON, sys.executable)
+    monkeypatch.setattr(beats, "BESIDE", beats.BESIDE.with_name("absent.py"))
+    assert beats.beside_weakincentives(bench).verdict == "skipped"
+
+
+def test_extending_is_measured_as_one_round_trip(bench: benchmarks_bench.Bench) -> None:
+    """Breaks when the leases were not all extended, or took more than one call."""
+    figure = extending.round_trip(bench, leases=10, rounds=3)
+    assert figure.details["calls_each"] == 1
+    assert figure.measured is not None
+    assert figure.measured > 0
+
+
+def test_throughput_is_compared_in_pairs(bench: benchmarks_bench.Bench) -> None:
+    """Breaks when a queue is not drained by its own worker, or a rate is missing."""
+    figure = throughput.ratio(bench, pairs=2, count=20)
+    assert len(figure.details["ratios"]) == 2
+    assert [len(figure.details[kind]["rates"]) for kind in ("plain", "leased")] == [2, 2]
+
+
+def test_reserved_messages_are_waited_for(bench: benchmarks_bench.Bench) -> None:
+    """Breaks when the wrong messages are counted as handed back."""
+    figure = endings.hand_back(bench, reserved=3)
+    assert figure.measured is not None
+    assert figure.measured < 30
+
+
+def test_the_server_is_named(bench: benchmarks_bench.Bench) -> None:
+    """Breaks when figures cannot be told from those of another server."""
+    assert server_version(bench).split()[0] in {"valkey", "redis"}

@@ -1,0 +1,91 @@
+"""How fast a worker drains a queue of no-op tasks, leased and plain."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from benchmarks.app import PLAIN
+from benchmarks.bench import moment
+from benchmarks.figures import Figure
+
+if TYPE_CHECKING:
+    from benchmarks.bench import Bench, Scene
+    from harness.workers import Worker
+
+
+@dataclass
+class Drains:
+    """What the drains of one kind of task took."""
+
+    rates: list[float] = field(default_factory=list)  #: tasks a second
+    loads: list[float] = field(default_factory=list)  #: milliseconds of the main process a task
+
+
+#: No further pair is begun after so many seconds.
+BUDGET = 40.0
+
+
+def ratio(bench: Bench, pairs: int = 9, count: int = 400) -> Figure:
+    """Drain queues in turn, leased, plain, plain, leased and so on, and compare each pair.
+
+    All messages are in their queue before a worker is told to consume it. The plain tasks' worker
+    has not even imported celery-lease. Both live all the time, so that what disturbs the machine
+    disturbs both.
+    """
+    plain, leased = Drains(), Drains()
+    kinds = {"leased": leased, "plain": plain}
+    with bench.scene("throughput") as scene:
+        env = {"leased": {}, "plain": {PLAIN: "1"}}
+        workers = {kind: scene.worker(concurrency=2, env=env[kind]) for kind in kinds}
+        for kind, worker in workers.items():
+            _drain(scene, worker, Drains(), kind=kind, queue=f"warm-{kind}", count=min(count, 200))
+        end = time.perf_counter() + BUDGET
+        for pair in range(pairs):
+            if pair > 1 and time.perf_counter() > end:
+                break
+            for kind in sorted(kinds, reverse=bool(pair % 2)):
+                queue = f"{kind}-{pair}"
+                _drain(scene, workers[kind], kinds[kind], kind=kind, queue=queue, count=count)
+    each = [one / other for one, other in zip(leased.rates, plain.rates, strict=True)]
+    return Figure(
+        name="throughput of no-op leased tasks, beside plain late-ack tasks",
+        unit="x plain",
+        target=0.95,
+        measured=statistics.median(each),
+        at_least=True,
+        digits=2,
+        details={"ratios": each, "tasks": count, "plain": asdict(plain), "leased": asdict(leased)},
+    )
+
+
+def _drain(
+    scene: Scene, worker: Worker, drains: Drains, *, kind: str, queue: str, count: int
+) -> None:
+    """Let a worker empty a queue, timed from its first message to its last acknowledgement."""
+    scene.publish(f"benchmark.{kind}", count, queue=queue)
+    control = scene.setup.app().control
+    one: dict[str, Any] = {
+        "destination": [worker.hostname],
+        "reply": True,
+        "timeout": 5,
+        "limit": 1,
+    }
+    control.add_consumer(queue, **one)
+    started = moment(lambda: scene.waiting(queue) < count)
+    left = scene.waiting(queue)
+    before = _processor_time(worker)
+    ended = moment(lambda: not scene.waiting(queue) and not scene.unacked(), every=0.01)
+    drains.rates.append(left / (ended - started))
+    drains.loads.append((_processor_time(worker) - before) / left * 1000)
+    control.cancel_consumer(queue, **one)
+
+
+def _processor_time(worker: Worker) -> float:
+    """Return the seconds that the main process has computed, all its threads together."""
+    times = psutil.Process(worker.pid).cpu_times()
+    return float(times.user + times.system)

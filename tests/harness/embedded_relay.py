@@ -1,0 +1,33 @@
+"""A program that runs workers in its own process, one by one: ``-m harness.embedded_relay``.
+
+Prints a line of JSON for each time: the threads and the locks around forks that are left,
+and how many files are open.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import threading
+
+import psutil
+from celery.contrib.testing.worker import start_worker
+
+from celery_lease.worker import forks
+from harness.app_relay import app, beats
+
+
+def main(pool: str, seconds: float, times: int) -> None:
+    """Run a task of some seconds in an embedded worker, and end the worker; some times."""
+    for _ in range(times):
+        with start_worker(app, pool=pool, perform_ping_check=False, loglevel="INFO"):
+            beats.delay(seconds).get(timeout=60)
+        left = [each.name for each in threading.enumerate() if "celery-lease" in each.name]
+        gc.collect()  # a worker is a knot of references, Celery's own polling files included
+        files = psutil.Process().num_fds()
+        print(json.dumps({"threads": left, "locks": forks.guarded(), "files": files}), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))

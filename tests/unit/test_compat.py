@@ -1,0 +1,357 @@
+"""What the worker parts rely on in Celery and kombu without a promise of theirs.
+
+A release that changes one of these fails here, by name, rather than somewhere in a worker. Where it
+can be, behaviour is checked, not the source.
+"""
+
+from __future__ import annotations
+
+import inspect
+from queue import Empty
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery, Task, _state, bootsteps
+from celery.concurrency import ALIASES, get_implementation, prefork
+from celery.exceptions import TaskRevokedError, WorkerShutdown, WorkerTerminate
+from celery.platforms import EX_FAILURE, EX_OK
+from celery.utils.timer2 import Timer as ThreadTimer
+from celery.worker import WorkController, state
+from celery.worker.consumer import Consumer
+from celery.worker.consumer.consumer import Evloop
+from celery.worker.request import Request, create_request_cls
+from kombu.asynchronous.timer import Timer as LoopTimer
+from kombu.transport import redis as kombu_redis
+from kombu.transport.virtual import Message, QoS
+
+from celery_lease import LeasedTask
+from celery_lease.worker import compat
+from celery_lease.worker.request import LeasedRequest
+from celery_lease.worker.steps import LeaseConsumer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.compat
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    """Return an app of the test's own."""
+    with Celery("compat", broker="memory://", set_as_current=False) as app:
+        yield app
+
+
+def parameters(function: Callable[..., object]) -> list[str]:
+    """Return the names of a function's parameters, without self."""
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+class FakePool:
+    """Takes what a request hands to a pool."""
+
+    def __init__(self) -> None:
+        self.applied: list[dict[str, Any]] = []
+
+    def apply_async(self, trace: object, **options: Any) -> None:
+        self.applied.append({"trace": trace, **options})
+
+
+class FakeLeases:
+    """Takes what a leased request tells of its lease."""
+
+    def __init__(self, ticket: dict[str, Any] | None) -> None:
+        self.ticket = ticket
+        self.discarded: list[str] = []
+
+    def start(self, _tag: str) -> dict[str, Any] | None:
+        return self.ticket
+
+    def discard(self, tag: str) -> None:
+        self.discarded.append(tag)
+
+
+def request_of(app: Celery, pool: FakePool, ticket: dict[str, Any] | None) -> LeasedRequest:
+    """Make a request of a leased task as Celery's strategy does."""
+
+    @app.task(name="t", base=LeasedTask, shared=False)
+    def t() -> None: ...
+
+    lease = SimpleNamespace(leases=FakeLeases(ticket), tag="tag")
+    message = SimpleNamespace(
+        headers={"task": "t", "id": "id"},
+        body=b"[[], {}, {}]",
+        content_type="application/json",
+        content_encoding="utf-8",
+        delivery_info={"exchange": "", "routing_key": "celery"},
+        properties={},
+        delivery_tag="tag",
+        acknowledged=False,
+        lease=lease,
+        ack_log_error=lambda *_: None,
+        reject_log_error=lambda *_: None,
+        payload=([], {}, {}),
+    )
+    task: Task[Any, Any] = app.tasks["t"]
+    cls = create_request_cls(LeasedRequest, task, pool, "host", None, app=app)
+    request = cls(
+        message,
+        on_ack=message.ack_log_error,
+        on_reject=message.reject_log_error,
+        app=app,
+        hostname="host",
+        task=task,
+        body=message.body,
+        headers=dict(message.headers),
+        decoded=False,
+    )
+    assert isinstance(request, LeasedRequest)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        ("on_accepted", ["pid", "time_accepted"]),
+        ("on_timeout", ["soft", "timeout"]),
+        ("on_failure", ["exc_info", "send_failed_event", "return_ok"]),
+        ("acknowledge", []),
+        ("reject", ["requeue"]),
+        ("execute_using_pool", ["pool", "kwargs"]),
+    ],
+)
+def test_the_request_s_methods_that_are_overridden_take_what_they_took(
+    method: str, names: list[str]
+) -> None:
+    """Each is overridden with the same parameters."""
+    assert parameters(getattr(Request, method)) == names
+    assert parameters(getattr(LeasedRequest, method))[: len(names)] == names
+
+
+def test_a_request_class_is_made_for_each_task_and_begins_the_lease(app: Celery) -> None:
+    """The subclass that Celery makes hands over the request dict, ticket included, and callbacks
+    that look up methods on the request.
+    """
+    pool = FakePool()
+    request = request_of(app, pool, {"tag": "tag"})
+    request.execute_using_pool(pool)
+    (applied,) = pool.applied
+    assert applied["args"][2]["delivery_info"]["lease"] == {"tag": "tag"}
+    assert applied["accept_callback"] == request.on_accepted
+    assert applied["timeout_callback"] == request.on_timeout
+    assert applied["error_callback"] == request.on_failure
+    assert applied["callback"] == request.on_success
+
+
+def test_a_task_whose_lease_is_gone_is_not_given_to_the_pool(app: Celery) -> None:
+    """The word for that is ``TaskRevokedError``, which the worker takes as an orderly end."""
+    pool = FakePool()
+    request = request_of(app, pool, None)
+    released: list[bool] = []
+    worker = SimpleNamespace(pool=pool, _quick_release=lambda: released.append(True))
+    with pytest.raises(TaskRevokedError):
+        request.execute_using_pool(pool)
+    WorkController._process_task(worker, request)
+    assert not pool.applied
+    assert released == [True]
+
+
+def test_a_request_that_is_ready_leaves_the_worker_s_lists(app: Celery) -> None:
+    """Reserved, active and by id."""
+    request = request_of(app, FakePool(), None)
+    state.task_reserved(request)
+    state.active_requests.add(request)
+    compat.mark_ready(request)
+    assert request not in state.reserved_requests
+    assert request not in state.active_requests
+    assert "id" not in state.requests
+
+
+def test_a_worker_told_to_stop_stops_at_the_next_turn_of_its_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``should_stop`` is read by ``maybe_shutdown``; the loop calls that."""
+    monkeypatch.setattr(state, "should_stop", None)
+    assert not compat.is_stopping()
+    compat.stop_worker()
+    assert compat.is_stopping()
+    with pytest.raises(WorkerShutdown) as stop:
+        state.maybe_shutdown()
+    assert stop.value.code == EX_FAILURE
+
+
+@pytest.mark.parametrize("name", ["should_stop", "should_terminate"])
+def test_both_ways_to_stop_are_seen_with_any_exit_status(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Zero is a status; False and None are none."""
+    for value, stopping in ((EX_OK, True), (True, True), (False, False), (None, False)):
+        monkeypatch.setattr(state, name, value)
+        assert compat.is_stopping() is stopping
+    monkeypatch.setattr(state, "should_terminate", EX_OK)
+    with pytest.raises(WorkerTerminate):
+        state.maybe_shutdown()
+
+
+@pytest.mark.parametrize("pool", ["solo", "gevent", "eventlet"])
+def test_pools_that_hold_up_the_main_loop_are_known_by_their_module(pool: str) -> None:
+    """Imported from where their alias says; green ones only in their own workers."""
+    assert ALIASES[pool].partition(":")[0] == f"celery.concurrency.{pool}"
+
+
+def test_a_solo_pool_is_recognised() -> None:
+    """And no other one."""
+    solo, other = (
+        SimpleNamespace(pool=object.__new__(get_implementation(name)))
+        for name in ("solo", "threads")
+    )
+    assert (compat.is_solo(solo), compat.is_solo(other)) == (True, False)
+
+
+def test_a_consumer_has_what_the_step_asks_of_it(app: Celery) -> None:
+    """Pool, timer, name and blueprint, before anything is connected."""
+    pool, timer = SimpleNamespace(num_processes=1, is_green=False), object()
+    worker = SimpleNamespace(semaphore=None, use_eventloop=False)
+    consumer = Consumer(
+        lambda _: None, app=app, pool=pool, timer=timer, hostname="w", controller=worker
+    )
+    assert (consumer.pool, consumer.timer, consumer.hostname) == (pool, timer, "w")
+    assert consumer.app is app
+    consumer.blueprint.state = bootsteps.RUN
+    assert not compat.is_closing(consumer)
+    consumer.blueprint.state = bootsteps.CLOSE
+    assert compat.is_closing(consumer)
+
+
+def test_consuming_starts_after_the_steps_and_the_channel_is_there_by_then() -> None:
+    """``Tasks`` makes the task consumer; the event loop, always last, consumes."""
+    assert Evloop.last is True
+    assert LeaseConsumer.last is False
+    assert "celery.worker.consumer.tasks:Tasks" in LeaseConsumer.requires
+
+
+def test_a_step_named_by_a_string_is_found_in_the_app_s_sets(app: Celery) -> None:
+    """That is how leased tasks install the worker parts."""
+    app.steps["consumer"].add("celery_lease.worker.steps:LeaseConsumer")
+    app.steps["worker"].add("celery_lease.worker.steps:LeaseSettings")
+    blueprint = bootsteps.Blueprint(app.steps["consumer"])
+    assert LeaseConsumer in blueprint.claim_steps().values()
+
+
+def test_steps_are_told_of_the_end_after_the_pool_is_empty() -> None:
+    """The worker's ``on_stopped`` shuts the consumer down, which tells each step."""
+    told: list[str] = []
+    timer = SimpleNamespace(stop=lambda: told.append("timer"))
+    consumer = SimpleNamespace(
+        perform_pending_operations=lambda: told.append("operations"),
+        steps=[SimpleNamespace(shutdown=lambda _: told.append("step"), name="s", alias="s")],
+        blueprint=Consumer.Blueprint(),
+    )
+    consumer.shutdown = lambda: Consumer.shutdown(consumer)
+    WorkController.on_stopped(SimpleNamespace(timer=timer, consumer=consumer, pidlock=None))
+    assert told == ["timer", "operations", "step"]
+
+
+def test_a_lost_connection_makes_the_pool_forget_what_nobody_accepted() -> None:
+    """Before the steps stop; what the pool forgot goes back to its queue then."""
+    flushed: list[bool] = []
+    consumer = SimpleNamespace(
+        controller=None,
+        task_buckets={},
+        timer=SimpleNamespace(clear=lambda: None, cancel=lambda _: None),
+        pool=SimpleNamespace(flush=lambda: flushed.append(True)),
+    )
+    Consumer.on_close(consumer)
+    assert flushed == [True]
+
+
+@pytest.mark.parametrize("kind", [LoopTimer, ThreadTimer])
+def test_a_repeated_call_can_be_ended(kind: type[Any]) -> None:
+    """By the timer, with what it returned; the first call is made at once."""
+    timer, calls = kind(), []
+    end = compat.every(SimpleNamespace(timer=timer), 3600.0, lambda: calls.append(True))
+    (entry,) = [each[2] if isinstance(each, tuple) else each for each in timer.queue]
+    end()
+    assert entry.canceled
+    assert calls == [True]
+
+
+def test_task_processes_die_with_the_main_process() -> None:
+    """Celery asks Linux for that in each of them; the thread that forks them is the main one."""
+    assert "set_pdeathsig" in prefork.process_initializer.__code__.co_names
+
+
+def test_apps_to_come_are_told_of_a_shared_task() -> None:
+    """``connect_on_app_finalize`` and the list of apps that are there already."""
+    told: list[Celery] = []
+    callbacks = set(_state._on_app_finalizers)
+    try:
+        _state.connect_on_app_finalize(told.append)
+        app = Celery("shared", set_as_current=False)
+        app.finalize()
+    finally:
+        _state._on_app_finalizers.intersection_update(callbacks)
+    assert told == [app]
+    assert app in set(_state._get_active_apps())
+    assert callable(_state.get_current_app)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("_brpop_read", "_get_message_priority", "_q_for_pri", "basic_get", "client", "sep"),
+        *("ack_emulation", "global_keyprefix", "pool", "unacked_index_key", "unacked_key"),
+        *("_in_poll", "connection_errors", "qos"),
+    ],
+)
+def test_a_redis_channel_has_what_the_driver_reads(name: str) -> None:
+    """On the class, or set for each channel."""
+    made = inspect.getsource(kombu_redis.Channel.__init__)
+    assert hasattr(kombu_redis.Channel, name) or f"self.{name} = " in made
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        ("append", ["message", "delivery_tag"]),
+        ("ack", ["delivery_tag"]),
+        ("reject", ["delivery_tag", "requeue"]),
+        ("restore_unacked", ["client"]),
+        ("can_consume", []),
+    ],
+)
+def test_the_methods_of_the_record_of_messages_take_what_they_took(
+    method: str, names: list[str]
+) -> None:
+    """``LeaseQoS`` overrides them on the live object."""
+    assert parameters(getattr(kombu_redis.QoS, method)) == names
+
+
+def test_the_record_of_messages_keeps_them_as_it_did() -> None:
+    """A delivered message until its tag is dirty, by a bound method that marks it so."""
+    qos = QoS(SimpleNamespace(do_restore=False), 0)
+    qos.append("message", "tag")
+    assert qos._delivered == {"tag": "message"}
+    qos._quick_ack("tag")
+    assert qos._dirty == {"tag"}
+    assert qos.can_consume()
+
+
+def test_a_message_keeps_the_payload_it_came_from() -> None:
+    """It goes back to its queue without being decoded again."""
+    raw = {"body": "", "properties": {"delivery_tag": "tag"}}
+    assert Message(raw, channel=SimpleNamespace(_raw=None, decode_body=None))._raw is raw
+
+
+def test_nothing_popped_is_empty_and_ends_the_poll() -> None:
+    """The reply is read by the client's ``parse_response``; then no ``BRPOP`` is under way."""
+    channel = object.__new__(kombu_redis.Channel)
+    channel.__dict__["client"] = SimpleNamespace(
+        connection=None, parse_response=lambda *_, **__: None
+    )
+    channel.connection_errors = (OSError,)
+    channel._in_poll = object()
+    with pytest.raises(Empty):
+        channel._brpop_read()
+    assert not channel._in_poll

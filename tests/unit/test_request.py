@@ -1,0 +1,257 @@
+"""A leased task's request: what each end that Celery knows means for the lease."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
+
+import pytest
+from billiard.einfo import ExceptionInfo
+from celery.exceptions import (
+    Ignore,
+    Reject,
+    TaskRevokedError,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
+from celery.worker import state
+from celery.worker.request import create_request_cls
+
+from celery_lease import LeasedTask
+from celery_lease.core.board import BoardFull
+from celery_lease.outcome import Discarded, HandedOver
+from celery_lease.worker.leases import Handle
+from celery_lease.worker.request import LeasedRequest
+from unit.leased_runs import make_app
+
+if TYPE_CHECKING:
+    from celery import Celery, Task
+
+COMPLETED, DROPPED, HELD = "completed", "dropped", "held"
+RELEASED, LOST = "released", "released as a loss"
+
+
+class Leases:
+    """A worker's leases as far as a request asks, for one lease."""
+
+    def __init__(self) -> None:
+        self.end = HELD
+        self.lost = False
+        self.ticket: Any = {"tag": "tag"}
+
+    def start(self, _tag: str) -> Any:
+        if isinstance(self.ticket, Exception):
+            raise self.ticket
+        return self.ticket
+
+    def accepted(self, _tag: str, _pid: Any) -> None: ...
+
+    def is_lost(self, _tag: str) -> bool:
+        return self.lost or self.end != HELD
+
+    def knows(self, _tag: str) -> bool:
+        return self.end == HELD
+
+    def complete(self, _tag: str) -> None:
+        self._end(COMPLETED)
+
+    def drop(self, _tag: str) -> None:
+        self._end(DROPPED)
+
+    def hand_back(self, _tags: Any, *, orderly: bool = True, **_: Any) -> None:
+        self._end(RELEASED if orderly else LOST)
+
+    def discard(self, _tag: str) -> None:
+        self._end(LOST)
+
+    def _end(self, end: str) -> None:
+        if self.end == HELD:
+            self.end = end
+
+
+class Bench:
+    """A request of a task, its lease, and the events and results that come of it."""
+
+    def __init__(self, app: Celery, **options: Any) -> None:
+        @app.task(base=LeasedTask, shared=False, lazy=False, name=uuid.uuid4().hex, **options)
+        def task() -> None: ...
+
+        self.task: Task[Any, Any] = task
+        self.leases = Leases()
+        self.pool = Mock()
+        self.events: list[str] = []
+        eventer = Mock(enabled=True, send=lambda event, **_: self.events.append(event))
+        cls = create_request_cls(LeasedRequest, task, self.pool, "w@unit", eventer, app=app)
+        self.request = cls(self._message(), app=app, task=task, eventer=eventer, hostname="w@unit")
+        self.request.lease = Handle(self.leases, "tag")  # type: ignore[arg-type]
+        self.acked, self.rejected = Mock(), Mock()
+        self.request._on_ack, self.request._on_reject = self.acked, self.rejected
+        state.task_reserved(self.request)
+
+    def _message(self) -> Any:
+        headers = {"id": uuid.uuid4().hex, "task": self.task.name, "root_id": None}
+        message = Mock(
+            headers=headers, properties={}, delivery_info={}, content_type="application/json"
+        )
+        message.body, message.content_encoding = b'[[], {}, {"chord": null}]', "utf-8"
+        message.payload = ([], {}, {})
+        return message
+
+    @property
+    def state(self) -> str:
+        return str(self.task.AsyncResult(self.request.id).state)
+
+    def failed(self, exc: BaseException, *, stored: bool = False) -> None:
+        """Let the pool tell of a failure; *stored*: the task process dealt with it."""
+        info = _raised(exc)
+        if stored:
+            self.request.on_success((1, info, 0.1))
+        else:
+            self.request.on_failure(info)
+
+    def is_open(self) -> bool:
+        """Tell whether the worker still counts the request, or its place in the window."""
+        known = self.request in state.reserved_requests
+        return known or not (self.acked.called or self.rejected.called)
+
+
+def _raised(exc: BaseException) -> ExceptionInfo:
+    with pytest.raises(type(exc)) as caught:
+        raise exc
+    return ExceptionInfo((caught.type, caught.value, caught.tb))
+
+
+@pytest.fixture
+def app() -> Celery:
+    """An app of one test."""
+    return make_app()
+
+
+def test_the_ticket_goes_with_the_request_to_the_pool(app: Celery) -> None:
+    """What the task process needs is in the request's delivery info."""
+    bench = Bench(app)
+    bench.request.execute_using_pool(bench.pool)
+    (_, _, sent, *_) = bench.pool.apply_async.call_args.kwargs["args"]
+    assert sent["delivery_info"]["lease"] == {"tag": "tag"}
+    assert bench.request.info()["delivery_info"]["lease"] == {"tag": "tag"}
+
+
+@pytest.mark.parametrize(("ticket", "end"), [(None, LOST), (BoardFull(), RELEASED)])
+def test_a_request_without_a_lease_to_start_on_is_not_started(
+    app: Celery, ticket: Any, end: str
+) -> None:
+    """Its lease ran out while it waited, or too many tasks run; the message is elsewhere."""
+    bench = Bench(app)
+    bench.leases.ticket = ticket
+    with pytest.raises(TaskRevokedError):
+        bench.request.execute_using_pool(bench.pool)
+    bench.pool.apply_async.assert_not_called()
+    assert bench.leases.end == end
+    assert not bench.is_open()
+    assert (bench.events, bench.state) == ([], "PENDING")
+
+
+def test_success_completes_the_lease_before_the_loop_turns(app: Celery) -> None:
+    """The message is settled at once; Celery's own ack only frees its place."""
+    bench = Bench(app)
+    bench.acked.side_effect = lambda *_: bench.events.append(f"acked, {bench.leases.end}")
+    bench.request.on_success((0, "1", 0.1))
+    assert bench.events == ["acked, completed", "task-succeeded"]
+
+
+@pytest.mark.parametrize(
+    ("exc", "stored", "end"),
+    [
+        (ValueError("x"), True, COMPLETED),
+        (Ignore(), True, COMPLETED),
+        (Reject("x", requeue=False), True, DROPPED),
+        (Reject("x", requeue=True), True, RELEASED),
+        (HandedOver("x", True), True, RELEASED),  # noqa: FBT003
+        (WorkerLostError("x"), False, LOST),
+        (TimeLimitExceeded(1), False, COMPLETED),
+        (Terminated(15), False, COMPLETED),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_every_end_settles_the_lease(
+    app: Celery, exc: Exception, *, stored: bool, end: str
+) -> None:
+    """I5: completed, or back in the queue; a crash counts as a loss, a wish does not."""
+    bench = Bench(app)
+    bench.failed(exc, stored=stored)
+    assert bench.leases.end == end
+    assert not bench.is_open()
+
+
+def test_a_time_limit_that_is_to_requeue_counts_as_a_loss(app: Celery) -> None:
+    """``acks_on_failure_or_timeout=False``: else a task that always hangs goes round for ever."""
+    bench = Bench(app, acks_on_failure_or_timeout=False)
+    bench.failed(TimeLimitExceeded(1))
+    assert bench.leases.end == LOST
+
+
+@pytest.mark.parametrize("exc", [WorkerLostError("x"), TimeLimitExceeded(1), MemoryError()])
+def test_a_death_after_the_lease_ended_is_no_failure(app: Celery, exc: Exception) -> None:
+    """I3: no result, no event, nothing sent, and the message stays with its new holder.
+
+    Seen to fail without _came_to_nothing() in request.py.
+    """
+    bench = Bench(app)
+    bench.leases.lost = True
+    bench.failed(exc)
+    assert (bench.state, bench.events) == ("PENDING", [])
+    assert bench.leases.end == LOST
+    assert not bench.is_open()
+
+
+def test_a_hard_limit_after_the_lease_ended_is_no_failure(app: Celery) -> None:
+    """A pool tells of it twice, or by on_timeout() alone; neither stores anything."""
+    for calls in (("failure", "timeout"), ("timeout",)):
+        bench = Bench(app)
+        bench.leases.lost = True
+        if "failure" in calls:
+            bench.failed(TimeLimitExceeded(1))
+        bench.request.on_timeout(False, 1)  # noqa: FBT003
+        assert (bench.state, bench.events) == ("PENDING", [])
+        assert bench.leases.end == LOST
+
+
+def test_a_hard_limit_under_a_lease_is_a_failure(app: Celery) -> None:
+    """Although its lease has ended with the first of the two calls."""
+    bench = Bench(app)
+    bench.failed(TimeLimitExceeded(1))
+    bench.request.on_timeout(False, 1)  # noqa: FBT003
+    assert bench.state == "FAILURE"
+    assert bench.leases.end == COMPLETED
+
+
+def test_a_discarded_outcome_ends_the_request_quietly(app: Celery) -> None:
+    """What the task process threw away is not an ``Ignore`` that acknowledges."""
+    bench = Bench(app)
+    bench.failed(Discarded("x"), stored=True)
+    assert (bench.state, bench.events) == ("PENDING", [])
+    assert bench.leases.end == LOST
+    assert not bench.is_open()
+
+
+def test_an_outcome_stored_in_time_counts_though_the_lease_ended_since(app: Celery) -> None:
+    """The task process made sure of its lease; telling the main process took a while."""
+    bench = Bench(app)
+    bench.leases.lost = True
+    bench.failed(ValueError("x"), stored=True)
+    assert "task-failed" in bench.events
+    assert bench.leases.end == COMPLETED
+
+
+def test_a_task_that_celery_cancelled_goes_back(app: Celery) -> None:
+    """Celery leaves its message to the broker's redelivery, which a held lease prevents.
+
+    I5; seen to fail without the reject after Celery's own on_failure().
+    """
+    bench = Bench(app)
+    bench.request._already_cancelled = True
+    bench.failed(Terminated(15))
+    assert bench.leases.end == RELEASED
+    assert not bench.is_open()

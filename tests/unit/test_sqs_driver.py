@@ -1,0 +1,258 @@
+"""What the SQS driver sends and how it reads answers, against the service's documentation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("botocore")
+
+from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
+
+from celery_lease.core.delivery import Answer, Renewal
+from unit.sqs_stub import URL, SqsBench
+
+HELD, LOST, UNKNOWN = Answer.HELD, Answer.LOST, Answer.UNKNOWN
+
+
+def throttled() -> ClientError:
+    """SQS did nothing, and said so."""
+    return ClientError({"Error": {"Code": "RequestThrottled", "Message": "slow down"}}, "Change")
+
+
+def refused() -> EndpointConnectionError:
+    """Nothing reached SQS."""
+    return EndpointConnectionError(endpoint_url=URL)
+
+
+def silent() -> ReadTimeoutError:
+    """Nobody knows what SQS did."""
+    return ReadTimeoutError(endpoint_url=URL)
+
+
+@pytest.fixture
+def bench() -> SqsBench:
+    """A driver on a stub of SQS."""
+    return SqsBench()
+
+
+def extend(bench: SqsBench, *handles: str, seconds: float = 100.0, **options: Any) -> list[Answer]:
+    """Ask for extensions as the keeper does."""
+    renewals = [Renewal(handle, seconds, **options) for handle in handles]
+    return bench.driver.extend(renewals, timeout=5.0)
+
+
+def test_twenty_five_extensions_are_three_calls(bench: SqsBench) -> None:
+    """Extensions go in tens."""
+    handles = [f"h{number}" for number in range(25)]
+    for handle in handles:
+        bench.receive(handle)
+    assert extend(bench, *handles) == [HELD] * 25
+    assert [len(entries) for _, _, entries in bench.api.calls] == [10, 10, 5]
+
+
+def test_queues_are_not_mixed_in_a_batch(bench: SqsBench) -> None:
+    """A call names one queue, and each answer finds its way back to its question."""
+    for handle, url in (("a", URL), ("b", URL + "2"), ("c", URL)):
+        bench.receive(handle, url=url)
+    bench.api.fail["b"] = {"Code": "ReceiptHandleIsInvalid"}
+    assert extend(bench, "a", "b", "c") == [HELD, LOST, HELD]
+    assert [url for _, url, _ in bench.api.calls] == [URL, URL + "2"]
+
+
+def test_a_timeout_is_rounded_up_to_a_second(bench: SqsBench) -> None:
+    """SQS counts whole seconds, and a lease must not end there before it ends here."""
+    bench.receive()
+    extend(bench, "h", seconds=41.2)
+    assert bench.api.sent("change")[0]["VisibilityTimeout"] == 42
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "answer"),
+    [
+        ("ReceiptHandleIsInvalid", "", LOST),
+        ("InvalidParameterValue", "Message does not exist or is not available", LOST),
+        ("InvalidParameterValue", "The receipt handle has expired", LOST),
+        ("AWS.SimpleQueueService.MessageNotInflight", "", LOST),
+        ("InvalidParameterValue", "Total VisibilityTimeout is beyond the limit [43200]", UNKNOWN),
+        ("InternalError", "", UNKNOWN),
+        ("RequestThrottled", "", UNKNOWN),
+        ("SomethingNew", "", UNKNOWN),
+    ],
+)
+def test_only_what_is_said_of_the_message_is_a_loss(
+    bench: SqsBench, code: str, message: str, answer: Answer
+) -> None:
+    """One entry's failure is its own, and a loss only if SQS says that the message is gone."""
+    bench.receive("bad")
+    bench.receive("good")
+    bench.api.fail["bad"] = {"Code": code, "Message": message}
+    assert extend(bench, "bad", "good") == [answer, HELD]
+
+
+@pytest.mark.parametrize("error", [throttled(), refused(), silent()])
+def test_a_call_that_fails_is_no_answer(bench: SqsBench, error: Exception) -> None:
+    """Throttled, unreachable or silent: neither a renewal nor a loss."""
+    bench.receive()
+    bench.api.error = error
+    assert extend(bench, "h") == [UNKNOWN]
+    assert bench.driver.complete(["h"]) == [UNKNOWN]
+
+
+def test_a_silent_service_is_asked_once_for_all(bench: SqsBench) -> None:
+    """A hundred leases must not wait for ten timeouts one after the other."""
+    handles = [f"h{number}" for number in range(100)]
+    for handle in handles:
+        bench.receive(handle)
+    bench.api.error = silent()
+    assert extend(bench, *handles) == [UNKNOWN] * 100
+    assert len(bench.api.calls) == 1
+
+
+def test_a_call_waits_no_longer_than_what_is_left(bench: SqsBench) -> None:
+    """The second call of a question has what the first has left over."""
+    for number in range(20):
+        bench.receive(f"h{number}")
+    bench.api.meanwhile = lambda: bench.clock.advance(3.0)
+    extend(bench, *(f"h{number}" for number in range(20)))
+    assert bench.api.patience[-2:] == [5.0, 2.0]
+
+
+@pytest.mark.parametrize("action", ["extend", "complete", "hand_back"])
+def test_nothing_is_sent_under_a_stale_handle(bench: SqsBench, action: str) -> None:
+    """SQS would let it act on the next holder's message, or say nothing."""
+    bench.receive(seconds=100.0)
+    bench.clock.advance(600.0)
+    answers = extend(bench, "h") if action == "extend" else getattr(bench.driver, action)(["h"])
+    assert answers == [LOST]
+    assert bench.api.calls == []
+
+
+def test_an_unknown_handle_is_stale(bench: SqsBench) -> None:
+    """What another process received is not this one's to touch."""
+    assert bench.driver.hand_back(["x"]) == [LOST]
+
+
+def test_a_settled_handle_is_stale(bench: SqsBench) -> None:
+    """A second acknowledgement, or one after handing back, is not sent."""
+    bench.receive()
+    assert bench.driver.hand_back(["h"]) == [HELD]
+    assert bench.driver.complete(["h"]) == [LOST]
+    assert bench.api.sent("delete") == []
+
+
+def test_a_shorter_timeout_counts_even_if_it_was_not_answered(bench: SqsBench) -> None:
+    """Nobody knows whether SQS did it, so the handle is good for no longer than the shorter one."""
+    bench.receive(seconds=600.0)
+    bench.api.error = silent()
+    extend(bench, "h", seconds=10.0)
+    bench.api.error = None
+    bench.clock.advance(11.0)
+    assert bench.driver.complete(["h"]) == [LOST]
+
+
+def test_a_hand_back_that_was_not_answered_is_not_repeated(bench: SqsBench) -> None:
+    """If SQS did it, the message may be somebody else's by now; if not, it expires."""
+    bench.receive()
+    bench.api.error = silent()
+    assert bench.driver.hand_back(["h"]) == [UNKNOWN]
+    bench.api.error = None
+    assert bench.driver.hand_back(["h"]) == [LOST]
+
+
+@pytest.mark.parametrize("error", [refused(), throttled()])
+def test_a_hand_back_that_was_not_done_is_repeated(bench: SqsBench, error: Exception) -> None:
+    """Without a connection, and by a service that refused, nothing was done."""
+    bench.receive()
+    bench.api.error = error
+    assert bench.driver.hand_back(["h"]) == [UNKNOWN]
+    bench.api.error = None
+    assert bench.driver.hand_back(["h"]) == [HELD]
+
+
+def test_an_extension_granted_after_the_handle_went_stale_proves_nothing(bench: SqsBench) -> None:
+    """SQS extends an expired handle gladly, also one that somebody else's has replaced."""
+    bench.receive()
+    bench.api.meanwhile = lambda: bench.clock.advance(600.0)
+    assert extend(bench, "h") == [UNKNOWN]
+    assert bench.driver.complete(["h"]) == [LOST]
+
+
+def test_an_expired_lease_cannot_be_confirmed(bench: SqsBench) -> None:
+    """SQS cannot tell an expired lease from a taken one, so it is not asked."""
+    bench.receive()
+    bench.clock.advance(600.0)
+    assert extend(bench, "h", late=True) == [UNKNOWN]
+    assert bench.api.calls == []
+
+
+def test_a_first_lease_is_no_longer_than_the_queue_hides_the_message(bench: SqsBench) -> None:
+    """It counts from when the poll was sent: nobody knows when SQS picked the message."""
+    claim = bench.receive(seconds=3600.0, ago=20.0)
+    assert claim is not None
+    assert claim.seconds == 580.0
+    assert claim.provisional
+
+
+def test_a_message_that_may_be_visible_again_is_not_taken(bench: SqsBench) -> None:
+    """It came so late that somebody else may have it."""
+    assert bench.receive(ago=600.0) is None
+
+
+def test_a_lease_ends_before_sqs_ends_it(bench: SqsBench) -> None:
+    """Twelve hours from the receipt SQS hides a message no longer."""
+    claim = bench.receive(ago=20.0)
+    assert claim is not None
+    assert claim.limit <= 43_200 - 20 - 1
+
+
+def test_a_redrive_policy_is_told_with_the_claim(bench: SqsBench) -> None:
+    """SQS's own dead-letter queue decides where there is one, and policies may change."""
+    claim = bench.receive("a")
+    assert claim is not None
+    assert claim.delivery_limit is None
+    bench.api.attributes["RedrivePolicy"] = '{"deadLetterTargetArn": "arn", "maxReceiveCount": "3"}'
+    bench.clock.advance(300.0)
+    bench.driver.reap(limit=50)
+    claim = bench.receive("b")
+    assert claim is not None
+    assert claim.delivery_limit == 3
+
+
+def test_earlier_deliveries_count_as_losses(bench: SqsBench) -> None:
+    """SQS counts receives and does not say how they ended."""
+    claim = bench.receive(receives=4)
+    assert claim is not None
+    assert (claim.deliveries, claim.losses) == (4, 3)
+    assert not bench.driver.capabilities.tells_losses
+
+
+def test_a_queue_that_may_not_be_asked_is_taken_for_a_usual_one(bench: SqsBench) -> None:
+    """Without the right to read attributes the shortest usual timeout is assumed."""
+    bench.api.error = ClientError({"Error": {"Code": "AccessDenied"}}, "GetQueueAttributes")
+    assert bench.driver.learn(None, "other", URL + "3").visibility == 30
+
+
+def test_a_rejected_message_waits_as_its_backoff_policy_says(bench: SqsBench) -> None:
+    """Handing back at a shutdown knows no backoff, rejecting does."""
+    for handle in ("a", "b"):
+        bench.receive(handle, backoff=20)
+    bench.driver.hand_back(["a"], front=False)
+    bench.driver.hand_back(["b"], front=True)
+    assert [entry["VisibilityTimeout"] for entry in bench.api.sent("change")] == [20, 0]
+
+
+def test_messages_for_nobody_are_released(bench: SqsBench) -> None:
+    """What a poll brings after its consumer is gone goes back at once, in tens."""
+    bench.driver.release("q", URL, [f"h{number}" for number in range(11)])
+    assert [entry["VisibilityTimeout"] for entry in bench.api.sent("change")] == [0] * 11
+    assert len(bench.api.calls) == 2
+
+
+def test_stale_handles_are_forgotten(bench: SqsBench) -> None:
+    """A worker that runs for months keeps no book of what it once had."""
+    bench.receive()
+    bench.clock.advance(601.0)
+    assert bench.driver.reap(limit=50) == []
+    assert len(bench.driver.receipts) == 0

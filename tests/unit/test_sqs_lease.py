@@ -1,0 +1,96 @@
+"""What a worker does with a broker like SQS: a first expiry that is the queue's, a last one that
+no beat moves, no fence, no confirmation, and a dead-letter queue of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_lease.context import leased_context, prolong
+from celery_lease.core import board as beatboard
+from celery_lease.core.clock import SystemClock
+from celery_lease.core.lease import Lease, Lost, State
+from unit.fake_broker import POLICY, Bench
+
+if TYPE_CHECKING:
+    from celery_lease.worker.leases import Held
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """A worker's table and keeper."""
+    return Bench()
+
+
+def receive(bench: Bench, tag: str = "a", **facts: object) -> Held:
+    """Claim a message with further facts of the claim."""
+    held = bench.receive(tag)
+    claim = replace(held.lease.claim, **facts)  # type: ignore[arg-type]
+    held.lease = Lease(claim, held.lease.policy, task_id=f"id-{tag}", name="t")
+    return held
+
+
+def test_a_first_expiry_that_is_the_queues_is_replaced_at_the_next_pass(bench: Bench) -> None:
+    """Otherwise a killed worker's messages would stay invisible for the queue's long timeout."""
+    receive(bench, provisional=True)
+    assert bench.passed(0.5).extended == 1
+    assert bench.driver.sent("extend")[0].seconds == POLICY.extension - 0.5
+
+
+def test_a_first_expiry_of_the_leases_own_needs_no_call(bench: Bench) -> None:
+    """A claim that set the lease's expiry itself is not repeated."""
+    receive(bench)
+    assert bench.passed(0.5).extended == 0
+
+
+def test_nothing_extends_a_lease_beyond_the_brokers_limit(bench: Bench) -> None:
+    """The lease ends at the limit, beats or not, and the log says why."""
+    held = bench.run()
+    held.lease.claim = replace(held.lease.claim, limit=25.0)
+    for _ in range(12):
+        bench.beat(held)
+        bench.passed(2.0)
+    assert max(bench.driver.expiries.values()) <= 1025.0
+    bench.beat(held)
+    assert bench.passed(2.0).lost == 1
+    assert held.lease.lost is Lost.LIMIT
+    assert (bench.told(held) or 0) & beatboard.FLAG_LIMIT
+
+
+def test_a_dropped_message_is_left_to_the_brokers_own_dead_letter_queue(bench: Bench) -> None:
+    """It goes back, and the broker moves it when its deliveries are used up."""
+    held = receive(bench, delivery_limit=3)
+    bench.leases.drop("a")
+    assert (bench.driver.count("hand_back"), bench.driver.count("complete")) == (1, 0)
+    assert held.lease.state is State.RELEASED
+
+
+def test_a_dropped_message_is_gone_where_no_dead_letter_queue_is(bench: Bench) -> None:
+    """As a plain reject without requeue."""
+    bench.receive()
+    bench.leases.drop("a")
+    assert bench.driver.count("complete") == 1
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_run_that_ends_late_waits_for_its_extension(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """Where an expired lease cannot be confirmed, the end of the run counts as a last beat."""
+    now = SystemClock().now()
+    board, slot = bench.board, bench.board.lend()
+    board.allow(slot, now + 30.0)
+    ticket = {"board": board.address, "slot": slot.index, "generation": slot.generation}
+    context = leased_context(ticket, "id")
+
+    def keeper(_: object, _timeout: float | None = None) -> bool:
+        assert board.read_time(slot, beatboard.BEAT) >= now
+        board.allow(slot, now + 900.0 if kept else now)
+        return False
+
+    monkeypatch.setattr(threading.Event, "wait", keeper)
+    assert prolong(context, margin=60.0) is kept
