@@ -31,7 +31,13 @@ def beats(self: Task[Any, Any], seconds: float, *, context: ToolContext) -> str:
     return context.worker_id
 
 
-@app.task(name="shutdown.patient", base=LeasedTask, bind=True, lease_shutdown_timeout=20)
+@app.task(
+    name="shutdown.patient",
+    base=LeasedTask,
+    bind=True,
+    lease_extension=25,
+    lease_shutdown_timeout=20,
+)
 def patient(self: Task[Any, Any], seconds: float, *, context: ToolContext) -> str:
     """Work like ``beats``, with more time to end."""
     note(self, "start", deliveries=context.deliveries)

@@ -95,9 +95,13 @@ class LocalProcess:
         self.process.send_signal(number)
 
     def send_group(self, number: signal.Signals) -> None:
-        """Send a signal to the process and all children in its group."""
+        """Send a signal to the process and all its children, which have groups of their own."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
+        for process in list(self.family()):
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if os.getpgid(process.pid) != self.pid:
+                    process.send_signal(number)
 
     def term(self) -> None:
         """SIGTERM to the process alone, as an orchestrator does."""

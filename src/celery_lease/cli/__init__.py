@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import click
 
+from .dead import dead
 from .group import group
+from .reap import reap
 
 
 @click.group()
@@ -15,6 +17,8 @@ def lease() -> None:
     """Leases of long tasks."""
 
 
+lease.add_command(dead)
 lease.add_command(group)
+lease.add_command(reap)
 
 __all__ = ["lease"]

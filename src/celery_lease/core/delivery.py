@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from celery_lease.core.dead import DeadLetters
+
 
 class Answer(Enum):
     """What the broker says of one lease."""
@@ -58,12 +60,15 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaped:
-    """A lease that expired and whose message is back in its queue."""
+    """A message whose holder was too late, and that is back in its queue."""
 
     tag: str
     queue: str
     late: float  #: seconds between expiry and reaping
     about: Mapping[str, Any]
+    leased: bool = True  #: else a plain one, after the broker's visibility timeout
+    error: str = ""  #: why it could not be returned; it stays, and is tried again later
+    rested: bool = False  #: it was given up before, and only waited for its time to go back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,8 @@ class Capabilities:
     confirms: bool  #: the broker can say whether an expired lease is still the asker's
     granularity: float  #: seconds; expiries are rounded to this
     tells_losses: bool = True  #: else every earlier delivery is taken for a loss
+    reaps: bool = False  #: expired messages come back by the driver, not by the broker itself
+    buries: bool = False  #: dead letters are the driver's to move, not the broker's
 
 
 class Holder(Protocol):
@@ -137,6 +144,25 @@ class Driver(Protocol):
         Raises:
             OSError: The broker did not answer; try again at the next sweep.
         """
+        ...
+
+    def overdue(self, *, limit: int) -> list[Reaped]:
+        """Return what :meth:`reap` would return, and change nothing; where the driver reaps.
+
+        Raises:
+            OSError: The broker did not answer.
+        """
+        ...
+
+    def bury(self, tag: str, queue: str) -> Answer:
+        """Move a held message to a dead-letter queue, never raising; where the driver buries.
+
+        Asked again after :attr:`Answer.UNKNOWN`, it says whether the message got there.
+        """
+        ...
+
+    def dead_letters(self) -> DeadLetters:
+        """Return the dead-letter queues; where the driver buries."""
         ...
 
     def close(self) -> None:

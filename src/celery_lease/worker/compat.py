@@ -107,8 +107,8 @@ def in_signal_handler() -> bool:
 def ender(consumer: Consumer) -> Ender:
     """Return what this worker's pool can do about a task that does not end by itself."""
 
-    def end(held: Held) -> bool:
-        return _end_task(consumer.pool, held.pid)
+    def end(held: Held, release: Callable[[], None]) -> bool:
+        return _end_task(consumer.pool, held.pid, release)
 
     def leave() -> None:
         if not any(getattr(each, "lease", None) is None for each in state.active_requests):
@@ -120,13 +120,22 @@ def ender(consumer: Consumer) -> Ender:
     return Ender(end, leave, failed)
 
 
-def _end_task(pool: Any, pid: int | None) -> bool:
-    """End the task that a pool runs under *pid*: a process, or a greenlet's number."""
+def _end_task(pool: Any, pid: int | None, release: Callable[[], None]) -> bool:
+    """End the task that a pool runs under *pid*: a process, or a greenlet's number.
+
+    A process is gone before its message is released. A killed greenlet's task counts as a success
+    in Celery's green pools, which would acknowledge: its message is released before.
+    """
     kind = type(pool).__module__.rpartition(".")[2]
-    if pid is None or kind not in {"prefork", "gevent", "eventlet"}:
-        return False
-    pool.terminate_job(pid, signal.SIGKILL)
-    return kind != "prefork" or is_gone(pid, DEATH)
+    gone = False
+    if kind == "prefork" and pid is not None:
+        pool.terminate_job(pid, signal.SIGKILL)
+        gone = is_gone(pid, DEATH)
+    release()
+    if kind in {"gevent", "eventlet"} and pid is not None:
+        pool.terminate_job(pid)
+        gone = True
+    return gone
 
 
 def _leave() -> None:
@@ -138,8 +147,10 @@ def _leave() -> None:
     os._exit(EX_FAILURE)
 
 
-def shorten_soft_shutdown(consumer: Consumer, is_idle: Callable[[], bool]) -> None:
-    """Let a worker's soft shutdown end when nothing runs any more.
+def shorten_soft_shutdown(
+    consumer: Consumer, begin: Callable[[], None], is_idle: Callable[[], bool]
+) -> None:
+    """Let a worker's soft shutdown begin with *begin*, and end when nothing runs any more.
 
     Celery sleeps for its whole length, inside the signal handler, where it hears of no task's end.
     It still does so for plain tasks, of which nothing is known there.
@@ -150,6 +161,7 @@ def shorten_soft_shutdown(consumer: Consumer, is_idle: Callable[[], bool]) -> No
     def wait_for_soft_shutdown() -> None:
         timeout = consumer.app.conf.worker_soft_shutdown_timeout
         plain = any(getattr(each, "lease", None) is None for each in state.active_requests)
+        begin()
         if timeout <= 0 or plain or (is_idle() and not state.active_requests):
             celerys()
             return

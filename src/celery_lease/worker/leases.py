@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from celery_lease.core import board as beatboard
 from celery_lease.core.board import Outcome
 from celery_lease.core.delivery import Answer, Claim, Terms
+from celery_lease.core.errors import TooManyDeliveries
 from celery_lease.core.lease import Lease, State
 from celery_lease.worker import compat, forks, notices
 
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 #: What a task reads whose lease has ended under it: no asking the broker, it is not its own.
 ENDED = beatboard.FLAG_LOST | beatboard.FLAG_TAKEN
+#: What a dead-letter queue's name ends with that takes what died in a dead-letter queue.
+DEAD_AGAIN = ".dead"
 
 
 class Ending(StrEnum):
@@ -50,6 +53,7 @@ class Ending(StrEnum):
     HANDED_OVER = "handed over"  #: by its task, for another worker to go on
     ENDED = "ended"  #: its task was ended, being out of time
     LOST = "lost"
+    BURIED = "dead-lettered"
 
 
 @dataclass(slots=True)
@@ -91,6 +95,8 @@ class Leases:
         self.loop_seen = clock.now()  #: when the main loop last turned; main thread writes
         self.loop_is_task = False  #: tasks run in the main loop (solo): their beats are its life
         self.on_claimed: Callable[[Lease], None] = lambda _: None
+        #: Where a queue's dead letters go; None: the broker has an order of its own for them.
+        self.dead_letter_queue_of: Callable[[str], str] | None = None
         self._policies = policies
         #: Guards the table and the leases in it; see the module. Reentrant, because Celery's cold
         #: shutdown rejects requests inside a signal handler, in the thread that it interrupted.
@@ -195,11 +201,13 @@ class Leases:
 
         Raises:
             BoardFull: Too many tasks are in this worker's pool; the message was handed back.
+            TooManyDeliveries: The message was lost too often: to be buried, not run.
         """
         with self.lock:
             held = self._held.get(tag)
             if held is None or self.door_closed or self._is_over(held):
                 return None
+            self._refuse_poison(held.lease)
             if held.slot is None:
                 held.slot = self.board.lend()
                 self.board.allow(held.slot, held.lease.deadline)
@@ -237,6 +245,13 @@ class Leases:
             notices.lost(held, notices.THROWN_AWAY)
         ending = Ending.LOST if lost else Ending.HANDED_BACK
         self.hand_back([tag], orderly=not lost, ending=ending)
+
+    def bury(self, tag: str, queue: str) -> Answer:
+        """Move a message to a dead-letter queue; its lease ends here, whatever the answer is."""
+        if self._take(tag, State.COMPLETED, Ending.BURIED) is None:
+            return Answer.LOST
+        answer = self.driver.bury(tag, queue)
+        return self.driver.bury(tag, queue) if answer is Answer.UNKNOWN else answer
 
     def knows(self, tag: str) -> bool:
         """Whether the lease has not left this worker yet."""
@@ -350,6 +365,14 @@ class Leases:
                 self.board.flag(held.slot, ENDED)
                 self.board.give_back(held.slot)
             return held
+
+    def _refuse_poison(self, lease: Lease) -> None:
+        claim = lease.claim
+        if self.dead_letter_queue_of and claim.losses >= lease.policy.max_deliveries:
+            queue = self.dead_letter_queue_of(claim.queue)
+            if queue == claim.queue:  # a worker consumes the dead letters
+                queue += DEAD_AGAIN
+            raise TooManyDeliveries(lease.task_id, claim.losses, queue)
 
     def _has_started(self, held: Held) -> bool:
         return held.pid is not None or bool(self.started_at(held))

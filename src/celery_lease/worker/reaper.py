@@ -1,11 +1,14 @@
-"""Returns expired leases, of any worker, to their queues."""
+"""Returns expired leases, of any worker, to their queues, and overdue plain messages to theirs."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from celery_lease.core.delivery import Driver, Reaped
 
 logger = logging.getLogger(__name__)
@@ -15,15 +18,41 @@ BATCH = 50
 #: Calls in one sweep; what is left waits for the next, or for another worker's reaper.
 BATCHES = 40
 
+#: Names of what is counted: messages returned; seconds, in all, that these lay between their
+#: expiry and their return; sweeps that the broker answered.
+RECOVERED = "reaper.recovered.count"
+STALE = "reaper.stale.duration"
+RUNS = "reaper.runs.total"
+
+
+@dataclass(slots=True)
+class Counters:
+    """What this worker's reaper did. Written by its thread, read by any; all only grow."""
+
+    recovered: int = 0
+    stale: float = 0.0
+    runs: int = 0
+
+    def read(self) -> Mapping[str, float]:
+        """Return the values by their names."""
+        return {RECOVERED: self.recovered, STALE: self.stale, RUNS: self.runs}
+
+    def add(self, reaped: Sequence[Reaped]) -> None:
+        """Count what came back from a holder that was too late."""
+        late = [each.late for each in reaped if not each.error and not each.rested]
+        self.recovered += len(late)
+        self.stale += sum(late)
+
 
 class Reaper:
     """Sweeps the broker for expired leases. Any number may do so at once."""
 
     def __init__(self, driver: Driver) -> None:
+        self.counters = Counters()
         self._driver = driver
 
     def run_once(self) -> list[Reaped]:
-        """Sweep once; return what went back to its queue.
+        """Sweep once; return what went back to its queue, and what should have.
 
         Raises:
             OSError: The broker did not answer.
@@ -31,20 +60,46 @@ class Reaper:
         reaped: list[Reaped] = []
         for _ in range(BATCHES):
             batch = self._driver.reap(limit=BATCH)
-            _log(batch)  # the next call may fail, and these are back in their queues
+            self.counters.add(batch)  # the next call may fail, and these are back in their queues
+            for each in batch:
+                tell(each)
             reaped += batch
             if len(batch) < BATCH:
                 break
+        self.counters.runs += 1
         return reaped
 
 
-def _log(reaped: list[Reaped]) -> None:
-    for each in reaped:
+def tell(each: Reaped) -> None:
+    """Say what became of one message."""
+    extra = {"task_id": each.about.get("id"), "lease": each.tag}
+    if each.error:
+        logger.error(
+            "message %s not returned to queue %s, next try in a minute: %s",
+            each.tag,
+            each.queue or "?",
+            each.error,
+            extra=extra,
+        )
+    elif not each.leased:
+        logger.warning(
+            "message %s of queue %s overdue for %.1f s: returned to queue",
+            each.tag,
+            each.queue,
+            each.late,
+            extra=extra,
+        )
+    elif each.rested:
+        logger.info("task %s[%s] may be tried again", *_task(each), extra=extra)
+    else:
         logger.warning(
             "lease of task %s[%s] held by %s expired %.1f s ago: message returned to queue",
-            each.about.get("task"),
-            each.about.get("id"),
+            *_task(each),
             each.about.get("worker"),
             each.late,
-            extra={"task_id": each.about.get("id"), "lease": each.tag},
+            extra=extra,
         )
+
+
+def _task(each: Reaped) -> tuple[object, object]:
+    return each.about.get("task"), each.about.get("id")

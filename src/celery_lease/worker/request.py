@@ -14,8 +14,9 @@ from celery.exceptions import TaskRevokedError, Terminated, TimeLimitExceeded, W
 from celery.worker.request import Request
 
 from celery_lease.core.board import BoardFull
+from celery_lease.core.errors import TooManyDeliveries
 from celery_lease.outcome import Discarded
-from celery_lease.worker import compat
+from celery_lease.worker import compat, poison
 
 if TYPE_CHECKING:
     from celery_lease.worker.leases import Handle
@@ -57,10 +58,15 @@ class LeasedRequest(Request):
         """Give the task its ticket.
 
         Raises:
-            TaskRevokedError: The lease is gone, so the task must not start; Celery's word for that.
+            TaskRevokedError: The task must not start; Celery's word for that. Its lease is gone, or
+                its message was lost too often.
         """
         try:
             ticket = lease.leases.start(lease.tag)
+        except TooManyDeliveries as exc:
+            if not poison.bury(self, lease, exc):
+                self._drop(lease)
+            raise TaskRevokedError(self.id) from None
         except BoardFull:
             logger.exception("no room for task %s[%s]: handed back", self.name, self.id)
             lease.leases.hand_back([lease.tag])
@@ -97,6 +103,9 @@ class LeasedRequest(Request):
         exc = exc_info.exception
         if isinstance(exc, ExceptionWithTraceback):
             exc = exc.exc
+        if isinstance(exc, MemoryError) and self.lease is not None:
+            exc_info = poison.survivable(exc_info, stored=return_ok)
+            exc = exc_info.exception
         self.lease_loss = isinstance(exc, PROCESS_GONE)
         if self.lease is not None and self._came_to_nothing(exc, return_ok):
             self._drop(self.lease)

@@ -42,7 +42,9 @@ TOLD = 2.0
 class Ender:
     """What a pool can do about a task that does not end by itself."""
 
-    end: Callable[[Held], bool]  #: end the task; False: it cannot be ended, it was disowned
+    #: End the task and release its message, the latter by the function given; False: the task
+    #: cannot be ended, it was disowned.
+    end: Callable[[Held, Callable[[], None]], bool]
     leave: Callable[[], None]  #: end the worker although disowned tasks still run in it
     failed: Callable[[], None]  #: let the worker's exit code say that tasks had to be ended
 
@@ -61,8 +63,10 @@ class Shutdown:
     _reported: bool = False
 
     def ask(self) -> None:
-        """Begin at the keeper's next pass. Safe in a signal handler: one assignment."""
-        self.asked = True
+        """Begin at the keeper's next pass. Safe in a signal handler: no lock, no I/O."""
+        if not self.asked:
+            self._before = Counter(self.leases.endings)
+            self.asked = True
 
     def run_once(self) -> float:
         """Do what is due; return the seconds until the next look."""
@@ -80,7 +84,6 @@ class Shutdown:
 
     def _begin(self) -> None:
         self._since = self.leases.clock.now()
-        self._before = Counter(self.leases.endings)
         self.leases.door_closed = True
         self.leases.board.announce_shutdown()
         for held in self.leases.running():
@@ -114,13 +117,16 @@ class Shutdown:
             extra={"task_id": lease.task_id, "task_name": lease.name, "lease": lease.claim.tag},
         )
         self.ender.failed()
-        if not self.ender.end(held):
+
+        def release() -> None:
+            self.leases.hand_back([lease.claim.tag], ending=Ending.ENDED)
+
+        if not self.ender.end(held, release):
             self._disowned += 1
-        self.leases.hand_back([lease.claim.tag], ending=Ending.ENDED)
 
     def report(self) -> None:
         """Say once what became of the leases since the worker was asked to stop."""
-        if self._since is None or self._reported:
+        if not self.asked or self._reported:
             return
         self._reported = True
         done = Counter(self.leases.endings)

@@ -75,6 +75,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
     def __init__(self, consumer: Consumer, **options: Any) -> None:
         super().__init__(consumer, **options)
         self.leases: Leases | None = None
+        self.reaper: Reaper | None = None
         self._services: list[Service] = []
         self._loop_interval = LOOP_INTERVAL
         self._end_ticks: Callable[[], None] = lambda: None
@@ -92,8 +93,12 @@ class LeaseConsumer(bootsteps.StartStopStep):
             extensions = policies.extensions()
             self.leases = _make_leases(consumer, channel, policies)
             consumer.leases = self.leases  # type: ignore[attr-defined]
+            if self.leases.driver.capabilities.buries:
+                self.leases.dead_letter_queue_of = loaded.dead_letter_queue_of
             self._shutdown = Shutdown(self.leases, compat.ender(consumer))
-            compat.shorten_soft_shutdown(consumer, lambda: not len(self.leases or ()))
+            compat.shorten_soft_shutdown(
+                consumer, self._ask_to_stop, lambda: not len(self.leases or ())
+            )
             worker_shutting_down.connect(self._ask_to_stop, sender=consumer.hostname)
             self._loop_interval = min([LOOP_INTERVAL, *(LOOP_SHARE * each for each in extensions)])
             self._start_services(
@@ -147,6 +152,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
         self, leases: Leases, shutdown: Shutdown, reaper_interval: float
     ) -> None:
         keeper, reaper = Keeper(leases), Reaper(leases.driver)
+        self.reaper = reaper
 
         def keep() -> float:
             if compat.is_stopping():

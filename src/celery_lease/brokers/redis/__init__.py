@@ -22,6 +22,11 @@ Beside them, with ``unacked`` standing for the configured key and behind any ``g
 ``unacked.refusals``
     sorted set of deliveries that were given up before the server answered, or reaped: a claim of
     theirs that arrives later is not made. Trimmed to an hour.
+``unacked.history.<tag>``
+    list of the last 20 claims that a message was lost under, as JSON, by its publisher's tag; from
+    its first loss on, for a week.
+``unacked.dead``
+    set of the names of dead-letter queues that hold something. The queues are lists as any other.
 ``<queue>.malformed``
     list of texts from that queue that are no messages. Nothing reads it; for people.
 

@@ -17,6 +17,9 @@ from kombu.utils.json import dumps
 if TYPE_CHECKING:
     from celery_lease.core.delivery import Terms
 
+#: Keys of this package at the top of a payload: the counters, and what a dead letter adds.
+OURS = frozenset({"lease", "dead"})
+
 #: What six digits can hold, less the one that a delivery adds.
 _MOST = 999_998
 
@@ -74,11 +77,11 @@ def _counters(text: object) -> tuple[int, int]:
 
 
 def _redelivered(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a kombu payload, without our counters, flagged as redelivered.
+    """Return a copy of a kombu payload, without our keys, flagged as redelivered.
 
     The flags are those that kombu's own restore sets. The message at hand is not touched.
     """
-    copy = {key: value for key, value in raw.items() if key != "lease"}
+    copy = {key: value for key, value in raw.items() if key not in OURS}
     if isinstance(raw.get("headers"), dict):
         copy["headers"] = {**raw["headers"], "redelivered": True}
     properties = raw["properties"]

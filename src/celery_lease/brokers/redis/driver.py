@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_lease.brokers.redis import scripts
 from celery_lease.brokers.redis.client import ANSWER_TIMEOUT, Lines, address, pool_like
+from celery_lease.brokers.redis.dead import RedisDeadLetters
+from celery_lease.brokers.redis.plain import PlainSweep
 from celery_lease.core.delivery import (
     Answer,
     Capabilities,
@@ -23,12 +25,14 @@ from celery_lease.core.delivery import (
 from celery_lease.core.errors import UnsupportedBroker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import redis
 
     from celery_lease.brokers.redis.attempt import Attempt
     from celery_lease.core.delivery import Terms
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +48,13 @@ class Keys:
 
     index: str
     unacked: str
+    prefix: str = ""
 
     @classmethod
     def of(cls, channel: Any) -> Keys:
         """Read them off a kombu channel."""
         prefix = channel.global_keyprefix
-        return cls(prefix + channel.unacked_index_key, prefix + channel.unacked_key)
+        return cls(prefix + channel.unacked_index_key, prefix + channel.unacked_key, prefix)
 
     @property
     def claims(self) -> list[str]:
@@ -66,11 +71,18 @@ class Keys:
         """Claims that must not be made any more."""
         return f"{self.unacked}.refusals"
 
+    @property
+    def graveyards(self) -> str:
+        """Names of dead-letter queues."""
+        return f"{self.unacked}.dead"
+
 
 class RedisDriver:
     """Leases in one Redis or Valkey database. Thread-safe; not for use across a fork."""
 
-    capabilities = Capabilities(extends=True, fences=True, confirms=True, granularity=0.0)
+    capabilities = Capabilities(
+        extends=True, fences=True, confirms=True, granularity=0.0, reaps=True, buries=True
+    )
 
     def __init__(self, channel: Any) -> None:
         """Prepare for the server and keys of a kombu *channel*; nothing is sent."""
@@ -82,6 +94,7 @@ class RedisDriver:
 
         Leases at the former server are not this driver's any more: they expire there.
         """
+        self._plain = PlainSweep(channel)
         if address(channel) != self._address:
             logger.warning("leases follow the connection to another broker")
             self._lines.close()
@@ -147,12 +160,46 @@ class RedisDriver:
         ]
 
     def reap(self, *, limit: int) -> list[Reaped]:
-        """Return expired leases to their queues."""
+        """Return expired leases to their queues; then, as far as *limit* goes, plain messages."""
         try:
-            reaped = self._run("reap", [*self.keys.claims, self.keys.refusals], [limit])
+            replies = self._run("reap", [*self.keys.claims, self.keys.refusals], [limit])
         except Exception as exc:
             raise OSError(f"expired leases not returned: {exc}") from exc
-        return [_reaped(*each) for each in reaped]
+        reaped = [_reaped(*each) for each in replies]
+        return reaped + self._sweep(limit - len(reaped))
+
+    def overdue(self, *, limit: int) -> list[Reaped]:
+        """Return what a sweep would return, without its queues, as far as *limit* goes."""
+        try:
+            return self.call(lambda client: self._overdue(client, limit))
+        except Exception as exc:
+            raise OSError(f"expired leases not read: {exc}") from exc
+
+    def bury(self, tag: str, queue: str) -> Answer:
+        """Move a message to a dead-letter queue."""
+        keys = [*self.keys.claims, self.keys.refusals, self.keys.graveyards]
+        return self._ask("bury", keys, [tag, self.keys.prefix + queue, queue], 1)[0]
+
+    def dead_letters(self) -> RedisDeadLetters:
+        """Return the dead-letter queues."""
+        return RedisDeadLetters(self)
+
+    def exhume(self, queue: str, source: str, target: str, letter: bytes, text: str) -> bool:
+        """Move one letter from a dead-letter queue's key to another, or away if *text* is empty.
+
+        Raises:
+            redis.RedisError: That was not answered; it may or may not have been done.
+        """
+        keys = [self.keys.index, self.keys.unacked, self.keys.graveyards, source, target]
+        return bool(self._run("exhume", keys, [queue, letter, text]))
+
+    def call(self, command: Callable[[redis.Redis], T]) -> T:
+        """Run a *command* with a client.
+
+        Raises:
+            redis.RedisError: It failed, or was not answered in time.
+        """
+        return self._lines.call(command)
 
     def set_aside(self, key: str, text: bytes) -> None:
         """Append what cannot be read as a message to a list beside its queue's.
@@ -169,7 +216,41 @@ class RedisDriver:
         """Close the driver's connections."""
         self._lines.close()
 
+    def _sweep(self, limit: int) -> list[Reaped]:
+        """Return overdue plain messages; a failure is only told, leases were returned before."""
+        if limit <= 0:
+            return []
+        try:
+            return self._plain.run(
+                limit,
+                lambda args: self._run("sweep", self.keys.claims, args),
+                self._members,
+            )
+        except Exception as exc:  # noqa: BLE001  (whatever it was, the next sweep tries again)
+            logger.warning("no sweep for messages without a lease: %s", exc)
+            return []
+
+    def _members(self, key: str) -> Any:
+        return self.call(lambda client: client.smembers(key))
+
+    def _overdue(self, client: redis.Redis, limit: int) -> list[Reaped]:
+        clock: Any = client.time()
+        now = clock[0] + clock[1] / 1e6
+        _, _, leases, claims = self.keys.claims
+        due: Any = client.zrangebyscore(leases, "-inf", now, start=0, num=limit, withscores=True)
+        records: Any = client.hmget(claims, [tag for tag, _ in due]) if due else []
+        expired = [
+            _reaped(tag, now - score, record, b"")
+            for (tag, score), record in zip(due, records, strict=True)
+            if record is not None
+        ]
+        plain = self._plain.overdue(client, self.keys.index, claims, now, limit - len(expired))
+        return expired + [
+            Reaped(tag=tag, queue="", late=late, about={}, leased=False) for tag, late in plain
+        ]
+
     def _connect(self, channel: Any) -> None:
+        self._plain = PlainSweep(channel)
         self._address = address(channel)
         self._lines = Lines(pool_like(channel))
         self._scripts = scripts.register(self._lines.client)
@@ -222,6 +303,13 @@ def _batches(renewals: Sequence[Renewal]) -> Iterator[Sequence[Renewal]]:
         yield renewals[start : start + BATCH]
 
 
-def _reaped(tag: bytes, late: bytes, record: bytes) -> Reaped:
+def _reaped(tag: bytes, late: float | bytes, record: bytes, error: bytes) -> Reaped:
     about = json.loads(record)
-    return Reaped(tag=tag.decode(), queue=about["queue"], late=float(late), about=about)
+    return Reaped(
+        tag=tag.decode(),
+        queue=about["queue"],
+        late=float(late),
+        about=about,
+        error=error.decode(errors="replace"),
+        rested=about.get("resting", False),
+    )

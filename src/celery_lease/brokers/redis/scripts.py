@@ -10,8 +10,18 @@ if TYPE_CHECKING:
     import redis
     from redis.commands.core import Script
 
-NAMES = ("claim", "complete", "extend", "hand_back", "reap", "unclaim")
-_RESTORING = frozenset({"hand_back", "reap", "unclaim"})
+NAMES = (
+    "bury",
+    "claim",
+    "complete",
+    "exhume",
+    "extend",
+    "hand_back",
+    "reap",
+    "sweep",
+    "unclaim",
+)
+_RESTORING = frozenset({"bury", "hand_back", "reap", "unclaim"})
 
 
 @cache

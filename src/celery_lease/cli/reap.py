@@ -1,0 +1,100 @@
+"""``celery -A proj lease reap``: return expired leases without a worker."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from celery_lease import settings
+from celery_lease.cli.broker import driver_of
+from celery_lease.worker.reaper import BATCH, BATCHES, Reaper
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from celery import Celery
+
+    from celery_lease.core.delivery import Driver, Reaped
+
+
+@click.command()
+@click.option("--forever", is_flag=True, help="Sweep again and again, until SIGTERM or SIGINT.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.01),
+    show_default="lease_reaper_interval",
+    help="Seconds between two sweeps.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be returned.")
+@click.pass_context
+def reap(ctx: click.Context, forever: bool, interval: float | None, dry_run: bool) -> None:
+    """Return expired leases, and overdue plain messages, to their queues.
+
+    Every worker with leased tasks does so by itself; this is for when none is up. Any number may do
+    it at the same time. One sweep, unless told otherwise; it ends with 1 if the broker does not
+    answer.
+    """
+    if forever and dry_run:
+        raise click.UsageError("--dry-run looks once: leave out --forever")
+    app = ctx.obj.app
+    with driver_of(app, "reaps") as driver:
+        if dry_run:
+            _show(_overdue(driver), "would return")
+        elif forever:
+            _sweep_forever(driver, interval or _interval(app))
+        else:
+            _sweep(Reaper(driver))
+
+
+def _interval(app: Celery) -> float:
+    try:
+        return settings.load(app.conf).reaper_interval
+    except settings.LeaseConfigError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def _overdue(driver: Driver) -> list[Reaped]:
+    try:
+        return driver.overdue(limit=BATCH * BATCHES)
+    except OSError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def _sweep(reaper: Reaper) -> None:
+    try:
+        _show(reaper.run_once(), "returned")
+    except OSError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def _sweep_forever(driver: Driver, interval: float) -> None:
+    end, reaper = threading.Event(), Reaper(driver)
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: end.set())
+    while not end.is_set():
+        try:
+            reaped = reaper.run_once()
+        except OSError as exc:
+            click.echo(f"{exc}; next try in {interval:g} s", err=True)
+        else:
+            _show(reaped, "returned", quiet=True)
+        end.wait(interval)
+
+
+def _show(reaped: Sequence[Reaped], verb: str, *, quiet: bool = False) -> None:
+    for each in reaped:
+        click.echo(_line(each, verb))
+    if not quiet or reaped:
+        click.echo(f"{verb} {sum(not each.error for each in reaped)} messages")
+
+
+def _line(each: Reaped, verb: str) -> str:
+    about: Any = each.about
+    what = f"task {about.get('task')}[{about.get('id')}]" if each.leased else f"message {each.tag}"
+    where = f", queue {each.queue}" if each.queue else ""
+    if each.error:
+        return f"not {verb} {what}{where}: {each.error}"
+    return f"{verb} {what}{where}, {each.late:.1f} s late"

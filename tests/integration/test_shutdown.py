@@ -1,0 +1,261 @@
+"""A stopping worker: what waits goes back at once, what runs has bounded time, nothing is lost.
+
+Stock Celery 5.7 on Redis, measured: three prefetched messages stay with the worker for as long as the
+running task lasts; a SIGTERM to the process group kills the running late-ack task; a soft shutdown
+acknowledges a task that ended after 2.9 s of 8 only after 8.1 s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.ledger import now
+from harness.waiting import eventually
+from harness.workers import Worker, WorkerFleet, WorkerOptions
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from harness.brokers import RedisServer
+    from harness.setup import Setup
+
+MODULE = "harness.app_shutdown"
+CONF = {"lease_extension": 6, "lease_shutdown_timeout": 2, "worker_prefetch_multiplier": 4}
+POOLS = {
+    "prefork": ("prefork", 2),
+    "threads": ("threads", 2),
+    "gevent": ("gevent", 2),
+    "eventlet": ("eventlet", 2),
+    "solo": ("solo", 1),
+}
+
+
+class Stage:
+    """One broker, its workers, and the messages on it."""
+
+    def __init__(self, setup: Setup, server: RedisServer, fleet: WorkerFleet) -> None:
+        self.setup = setup.having(**CONF)
+        self.fleet, self.ledger = fleet, fleet.ledger
+        self.app: Celery = self.setup.app()
+        self.redis = server.client(self.setup.database)
+
+    def having(self, **conf: Any) -> Stage:
+        self.setup = self.setup.having(**conf)
+        return self
+
+    def worker(self, pool: str = "prefork", concurrency: int = 1, **env: str) -> Worker:
+        return self.fleet.start(
+            self.setup,
+            WorkerOptions(module=MODULE, pool=pool, concurrency=concurrency, env=env),
+        )
+
+    def send(self, task: str, *args: Any, **options: Any) -> str:
+        return str(self.app.send_task(f"shutdown.{task}", args, **options).id)
+
+    @property
+    def queued(self) -> int:
+        return int(self.redis.llen("celery"))
+
+    @property
+    def held(self) -> int:
+        return int(self.redis.zcard("unacked_index"))
+
+    @property
+    def losses(self) -> int:
+        """The losses that the message at the front of the queue carries."""
+        text = self.redis.lrange("celery", -1, -1)[0].decode()
+        return int(json.loads(text)["lease"].partition(":")[2])
+
+    def is_clean(self) -> bool:
+        """Whether nothing is left of any lease."""
+        return not (
+            self.held
+            or self.redis.hlen("unacked")
+            or self.redis.zcard("unacked.leases")
+            or self.redis.hlen("unacked.claims")
+        )
+
+
+@pytest.fixture
+def stage(setup: Setup, valkey: RedisServer, fleet: WorkerFleet) -> Stage:
+    return Stage(setup, valkey, fleet)
+
+
+def leave(worker: Worker, within: float = 20.0) -> int:
+    """Wait for a worker's end; return its exit code."""
+    eventually(lambda: worker.returncode is not None, within, what=f"{worker.hostname} ends")
+    return int(worker.returncode)  # type: ignore[arg-type]
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("pool", POOLS)
+def test_what_waits_goes_back_at_once_and_what_runs_completes(stage: Stage, pool: str) -> None:
+    """Prefetched, in the pool's queue, rate limited and ETA: all back within a second or so."""
+    name, concurrency = POOLS[pool]
+    worker = stage.having(lease_shutdown_timeout=6).worker(name, concurrency)
+    running = [stage.send("beats", 4) for _ in range(concurrency)]
+    stage.ledger.wait("start", count=concurrency)
+    stage.send("limited"), stage.send("limited"), stage.send("beats", 0, countdown=600)
+    waiting = [stage.send("beats", 0) for _ in range(2)]
+    # A solo or green worker whose pool is full takes no more: the main loop waits with the task.
+    most = concurrency + (3 if pool in ("prefork", "threads") else 0)
+    eventually(lambda: stage.held >= most, 10, what="messages are taken")
+    before = stage.queued + stage.held
+    worker.term()
+    asked = now()
+    eventually(lambda: stage.held == concurrency, 5, what="what waits is back")
+    assert now() - asked < 2.5  # 1 s by the contract
+    assert stage.ledger.count("end") == 0
+    assert leave(worker) == 0
+    assert stage.ledger.count("end") == concurrency
+    assert stage.queued == before - concurrency
+    assert stage.is_clean()
+    starts = stage.ledger.entries("start")
+    assert {entry.task_id for entry in starts} >= set(running)
+    assert not {entry.task_id for entry in starts} & set(waiting)
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_process_group_kills_no_task(stage: Stage, sig: signal.Signals) -> None:
+    """Supervisors, containers and Ctrl-C signal the whole group; the task ends and is acknowledged."""
+    worker = stage.worker()
+    stage.send("beats", 1.5)
+    stage.ledger.wait("start")
+    os.killpg(worker.pid, sig)
+    stage.ledger.wait("end")
+    if sig != signal.SIGHUP:  # that one starts the worker anew
+        leave(worker)
+    eventually(stage.is_clean, 10)
+    assert (stage.ledger.count("start"), stage.ledger.count("end")) == (1, 1)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_task_out_of_time_is_told_and_its_message_released(stage: Stage, pool: str) -> None:
+    """``lease_shutdown_timeout`` bounds the wait; the release is no loss, another worker runs it."""
+    worker = stage.worker(*POOLS[pool])
+    stage.send("beats", 30)
+    stage.ledger.wait("start")
+    worker.term()
+    stage.ledger.wait("told", within=8)
+    eventually(lambda: stage.queued == 1, 5)
+    leave(worker)
+    assert stage.is_clean()
+    assert stage.losses == 0
+    assert "1 handed over" in worker.log
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_task_that_cannot_be_told_is_ended(stage: Stage, pool: str) -> None:
+    """Killed, or disowned where the pool cannot kill; the worker leaves with a failure."""
+    worker = stage.worker(*POOLS[pool])
+    task_id = stage.send("deaf", 30)
+    stage.ledger.wait("start")
+    worker.term()
+    eventually(lambda: stage.queued == 1, 12, what="its message is released")
+    assert leave(worker) == 1
+    assert "1 ended" in worker.log
+    stage.worker()
+    stage.ledger.wait("end", task_id)
+    assert stage.ledger.count("start", task_id) == 2
+    eventually(stage.is_clean, 5)
+
+
+def test_a_critical_task_has_more_time_than_the_rest(stage: Stage) -> None:
+    """The worker leaves when the last task is done or out of time, each by its own option."""
+    worker = stage.worker(concurrency=2)
+    critical, other = stage.send("patient", 7), stage.send("beats", 30)
+    stage.ledger.wait("start", count=2)
+    worker.term()
+    stage.ledger.wait("told", other, within=10)
+    assert stage.ledger.count("end", critical) == 0
+    assert leave(worker) == 0
+    assert stage.ledger.count("end", critical) == 1
+
+
+def test_an_interruptible_task_moves_and_goes_on(stage: Stage) -> None:
+    """It hands over at its next beat, and the next worker starts from its checkpoint."""
+    worker = stage.worker()
+    task_id = stage.send("steps", 30)
+    stage.ledger.wait("step", count=5)
+    worker.term()
+    asked = now()
+    told = stage.ledger.wait("told", within=5)[0]
+    assert told.at - asked < 2.5
+    assert told.facts == {"shutting_down": True}
+    assert leave(worker) == 0
+    stage.worker()
+    stage.ledger.wait("end", task_id, within=20)
+    steps = [entry.facts["number"] for entry in stage.ledger.entries("step")]
+    assert set(steps) == set(range(30))
+    assert len(steps) <= 31  # the step whose checkpoint the shutdown refused may be done twice
+    second = stage.ledger.entries("start")[1]
+    assert second.facts["restored"] >= 5
+    eventually(stage.is_clean, 5)
+
+
+@pytest.mark.compat
+def test_a_soft_shutdown_acknowledges_what_ends_meanwhile_and_does_not_wait_longer(
+    stage: Stage,
+) -> None:
+    """The main loop sleeps in the signal handler; the ack comes from the keeper, as does the end."""
+    conf = {"worker_soft_shutdown_timeout": 20, "lease_shutdown_timeout": 6}
+    worker = stage.having(**conf).worker(concurrency=1, REMAP_SIGTERM="SIGQUIT")
+    stage.send("beats", 2)
+    stage.ledger.wait("start")
+    waiting = [stage.send("beats", 0) for _ in range(3)]
+    eventually(lambda: stage.held == 4, 5)
+    worker.term()
+    asked = now()
+    eventually(lambda: stage.queued == 3, 5)
+    assert now() - asked < 2.5
+    end = stage.ledger.wait("end")[0]
+    eventually(stage.is_clean, 3)
+    assert now() - end.at < 3
+    leave(worker, 15)
+    assert now() - asked < 15
+    assert stage.queued == len(waiting)
+
+
+def test_a_cold_shutdown_releases_what_it_kills(stage: Stage) -> None:
+    """SIGQUIT ends the task at once; its message is back, not lost and not counted as a loss."""
+    worker = stage.worker()
+    stage.send("beats", 30)
+    stage.ledger.wait("start")
+    os.kill(worker.pid, signal.SIGQUIT)
+    eventually(lambda: stage.queued == 1, 8)
+    leave(worker)
+    assert stage.is_clean()
+    assert stage.losses == 0
+
+
+def test_a_remote_shutdown_hands_back_too(stage: Stage) -> None:
+    """No signal is involved then."""
+    worker = stage.worker()
+    stage.send("beats", 1.5)
+    stage.ledger.wait("start")
+    stage.send("beats", 0)
+    eventually(lambda: stage.held == 2, 5)
+    stage.app.control.shutdown(destination=[worker.hostname])
+    eventually(lambda: stage.queued == 1, 5)
+    assert leave(worker) == 0
+    assert stage.ledger.count("end") == 1
+    assert stage.is_clean()
+
+
+def test_plain_tasks_are_waited_for_as_ever(stage: Stage) -> None:
+    """A leased task that cannot be ended does not take a plain one in the same worker with it."""
+    worker = stage.worker("threads", 2)
+    plain = stage.send("plain", 7)
+    stage.send("deaf", 30)
+    stage.ledger.wait("start", count=2)
+    worker.term()
+    leave(worker, 30)
+    assert stage.ledger.count("end", plain) == 1
+
+
