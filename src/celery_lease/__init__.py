@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .context import ToolContext, current_context
+    from .brokers.consumer import lease_consumer
+    from .checkpoints.errors import CheckpointError
+    from .context import ToolContext
     from .core.errors import (
         AlreadyAttached,
         LeaseError,
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
         UnsupportedBroker,
     )
     from .core.heartbeat import Heartbeat
+    from .current import current_context
     from .decorator import leased_task
     from .extender import LeaseExtender, LeaseExtenderConfig
     from .loops import LoopGroup, Runnable, ShutdownCoordinator
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyAttached",
+    "CheckpointError",
     "Heartbeat",
     "LeaseConfigError",
     "LeaseError",
@@ -44,10 +48,12 @@ __all__ = [
     "ToolContext",
     "UnsupportedBroker",
     "current_context",
+    "lease_consumer",
     "leased_task",
 ]
 
 _HOMES = {
+    "CheckpointError": "checkpoints.errors",
     "Heartbeat": "core.heartbeat",
     "LeaseConfigError": "settings",
     "LeaseExtender": "extender",
@@ -57,7 +63,8 @@ _HOMES = {
     "Runnable": "loops",
     "ShutdownCoordinator": "loops",
     "ToolContext": "context",
-    "current_context": "context",
+    "current_context": "current",
+    "lease_consumer": "brokers.consumer",
     "leased_task": "decorator",
 }
 

@@ -15,7 +15,10 @@ from celery.exceptions import Ignore, Reject
 
 from celery_lease.checkpoints import ending as checkpoints
 from celery_lease.confirm import confirm
-from celery_lease.context import (
+from celery_lease.core.board import Outcome
+from celery_lease.core.delivery import Answer
+from celery_lease.core.errors import LeaseLost, ShutdownRequested
+from celery_lease.current import (
     active_context,
     entered,
     leased_context,
@@ -23,9 +26,6 @@ from celery_lease.context import (
     prolong,
     standing,
 )
-from celery_lease.core.board import Outcome
-from celery_lease.core.delivery import Answer
-from celery_lease.core.errors import LeaseLost, ShutdownRequested
 from celery_lease.injection import NOTHING
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from weakincentives.runtime.lease_extender import (  # type: ignore[import-not-f
 )
 from weakincentives.runtime.watchdog import Heartbeat  # type: ignore[import-not-found]
 
-from celery_lease.context import private_context
+from celery_lease.current import private_context
 
 BATCHES, SIZE = 1000, 2000
 

@@ -27,6 +27,8 @@ class Holder:
     attempts: list[Any] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     kept: set[str] = field(default_factory=set)
+    gone: list[str] = field(default_factory=list)  #: tags that the broker gave to others
+    backlogged: bool = False  #: takes nothing more
     leases: Callable[[Any], bool] = lambda _: True
 
     def terms(self, message: Any) -> Terms | None:
@@ -41,6 +43,12 @@ class Holder:
     def complete(self, tag: str) -> None:
         self.answers += self.driver.complete([tag])
 
+    def drop(self, tag: str) -> None:
+        self.answers += self.driver.drop([tag])
+
+    def lost(self, tags: Sequence[str]) -> None:
+        self.gone += tags
+
     def hand_back(self, tags: Sequence[str], *, front: bool) -> None:
         self.answers += self.driver.hand_back(tags, orderly=True, front=front)
 
@@ -49,10 +57,6 @@ class Holder:
 
     def unclaimed(self, attempt: Any) -> None:
         self.attempts.append(attempt)
-
-    @property
-    def backlogged(self) -> bool:
-        return False
 
 
 class Desk:

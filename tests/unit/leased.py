@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_lease.context import ToolContext, leased_context
+from celery_lease.context import ToolContext
+from celery_lease.current import leased_context
 from celery_lease.core.board import BEAT, PROGRESS, Board, Slot
 from celery_lease.core.clock import host_seconds
 

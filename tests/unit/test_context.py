@@ -19,7 +19,7 @@ import pytest
 from freezegun import freeze_time
 
 from celery_lease import LeaseLost, ShutdownRequested, TaskCancelled, ToolContext, current_context
-from celery_lease.context import entered, leased_context, private_context
+from celery_lease.current import entered, leased_context, private_context
 from celery_lease.core import board as beatboard
 from celery_lease.core.board import BEAT, QUIET, STARTED, Progress
 from celery_lease.core.clock import BOOT_CLOCK, SystemClock, host_seconds
@@ -586,7 +586,7 @@ def locks_of(root: object) -> list[Any]:
 
 STRACED = """
 import os
-from celery_lease.context import private_context
+from celery_lease.current import private_context
 context = private_context()
 heartbeat = context.heartbeat
 context.beat(1, 2, "warm")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_lease.context import private_context
+from celery_lease.current import private_context
 from celery_lease.injection import NOTHING, Injection
 
 if TYPE_CHECKING:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_lease.core.delivery import Reaped
-from celery_lease.worker.reaper import BATCH, BATCHES, Reaper
+from celery_lease.worker.reaper import BATCH, BATCHES, RECOVERED, RUNS, STALE, Reaper
 from unit.fake_broker import FakeDriver
 from unit.fakes import FakeClock
 
@@ -71,3 +72,37 @@ def test_a_silent_broker_is_told_to_the_caller() -> None:
     """The next sweep tries again."""
     with pytest.raises(OSError, match=str(BATCH)):
         Reaper(FakeDriver(FakeClock())).run_once()
+
+
+def test_plain_messages_failures_and_rests_are_told_apart_and_not_all_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One line for many plain ones; only what came back from a late holder is counted."""
+    late = Reaped(tag="a", queue="q", late=2.0, about={})
+    batch = [
+        late,
+        replace(late, leased=False),
+        replace(late, leased=False),
+        replace(late, error="no list"),
+        replace(late, rested=True),
+    ]
+    driver = Expired(0)
+    driver.reap = lambda *, limit: batch[:limit]  # type: ignore[method-assign]
+    reaper = Reaper(driver)
+    with caplog.at_level(logging.INFO):
+        reaper.run_once()
+    assert [record.levelname for record in caplog.records] == [
+        "WARNING",
+        "WARNING",
+        "ERROR",
+        "INFO",
+    ]
+    assert reaper.counters.read() == {RECOVERED: 3, STALE: 6.0, RUNS: 1}
+
+
+def test_a_sweep_without_an_answer_is_none() -> None:
+    """An exporter shows that sweeps do not happen."""
+    reaper = Reaper(FakeDriver(FakeClock()))
+    with pytest.raises(OSError, match=str(BATCH)):
+        reaper.run_once()
+    assert reaper.counters.runs == 0

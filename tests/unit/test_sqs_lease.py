@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_lease.context import leased_context, prolong
+from celery_lease.current import leased_context, prolong
 from celery_lease.core import board as beatboard
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.lease import Lease, Lost, State

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from celery_lease import LeaseLost, subprocesses
-from celery_lease.context import private_context
+from celery_lease.current import private_context
 from celery_lease.core import board as beatboard
 from harness.waiting import eventually
 from unit.leased import LeasedRun

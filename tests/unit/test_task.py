@@ -19,7 +19,7 @@ from celery_lease import (
     ToolContext,
     current_context,
 )
-from celery_lease.context import active_context
+from celery_lease.current import active_context
 from celery_lease.outcome import Discarded, HandedOver
 from unit.leased_runs import Delivery, make_app, sent
 

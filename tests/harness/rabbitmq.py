@@ -1,0 +1,136 @@
+"""RabbitMQ as a local process: a node of its own on free ports of 127.0.0.1."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+from kombu.exceptions import OperationalError
+
+from harness.lease_desk import Bench
+from harness.processes import LocalProcess
+from harness.setup import Setup
+from harness.waiting import eventually, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+CONFIG = """\
+listeners.tcp.1 = 127.0.0.1:{port}
+loopback_users = none
+log.console = true
+log.console.level = warning
+"""
+
+QUORUM = {"x-queue-type": "quorum"}
+
+
+def rabbitmq_home() -> str | None:
+    """Return where RabbitMQ's own scripts are; Debian's wrappers insist on its own user."""
+    for name in ("rabbitmq-server", "/usr/lib/rabbitmq/bin/rabbitmq-server"):
+        path = shutil.which(name)
+        real = os.path.realpath(path) if path else ""
+        if real and "script-wrapper" not in real:
+            return os.path.dirname(real)
+    return None
+
+
+class RabbitServer(LocalProcess):
+    """One node with what it needs of Erlang: its own name daemon, cookie and directories."""
+
+    def __init__(self, home: str, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.directory = directory
+        self._home = home
+        (directory / "rabbitmq.conf").write_text(CONFIG.format(port=self.port))
+        node = f"lease{uuid.uuid4().hex[:8]}@localhost"
+        env = {
+            "HOME": str(directory),  # the cookie's place
+            "RABBITMQ_NODENAME": node,
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_MNESIA_BASE": str(directory / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(directory / "log"),
+            "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq"),
+            "RABBITMQ_CONF_ENV_FILE": str(directory / "none"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "plugins"),
+            "RABBITMQ_PID_FILE": str(directory / "pid"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+                "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none"
+            ),
+            "ERL_EPMD_PORT": str(free_port()),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_CRASH_DUMP": str(directory / "crash.dump"),
+        }
+        super().__init__([f"{home}/rabbitmq-server"], directory / "server.out", env=env)
+
+    def start(self) -> Self:
+        super().start()
+        eventually(self._answers, 60, every=0.2, what="answer of RabbitMQ")
+        # The channels' clock: consumer timeouts are looked at once a minute otherwise.
+        self.evaluate("application:set_env(rabbit, channel_tick_interval, 1000)")
+        return self
+
+    def _answers(self) -> bool:
+        assert self.returncode is None, f"RabbitMQ ended:\n{self.log}"
+        with suppress(OSError, OperationalError), Bench(self.url).channel():
+            return True
+        return False
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}//"
+
+    def control(self, *arguments: str) -> str:
+        """Run one command of ``rabbitmqctl`` and return what it says."""
+        done = subprocess.run(
+            [f"{self._home}/rabbitmqctl", "--quiet", *arguments],
+            env=self.env,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.stdout
+
+    def evaluate(self, expression: str) -> str:
+        """Evaluate Erlang inside of the node, where some settings can only be changed."""
+        return self.control("eval", f"{expression}.")
+
+    def cut_connections(self) -> None:
+        """Close all connections, as an operator or a failing node does."""
+        self.control("close_all_connections", "test")
+
+    def bench(self, **options: Any) -> Bench:
+        """Return consumers and publishers of the test's own process."""
+        return Bench(self.url, options)
+
+    def setup(self, queue: str, arguments: Mapping[str, Any] | None = None, **conf: Any) -> Setup:
+        """Return the Celery setup of a worker on one queue, declared with *arguments*."""
+        return Setup(
+            self.url,
+            conf={
+                "task_default_queue": queue,
+                "harness_queue_arguments": dict(arguments or {}),
+                "broker_heartbeat": 0,
+                **conf,
+            },
+        )
+
+    def counts(self, queue: str) -> tuple[int, int]:
+        """Return how many messages of a queue wait, and how many are with consumers."""
+        listed = self.control(
+            "list_queues", "name", "messages_ready", "messages_unacknowledged", "--no-table-headers"
+        )
+        for line in listed.splitlines():
+            name, *numbers = line.split()
+            if name == queue:
+                return int(numbers[0]), int(numbers[1])
+        return 0, 0
