@@ -4,6 +4,7 @@
 
     python -m example_project.demo                 # about a minute, exit code 0 if all was true
     python -m example_project.demo --keep          # the same, then leaves it running for play
+    python -m example_project.demo --scene rolling # restarts instead of a kill; see rolling.py
     python -m example_project.demo --broker redis://127.0.0.1:6379/0 --tree ~/src --jobs 6
 
 What happens:
@@ -33,7 +34,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from example_project.play import Play, PlayOptions
-from example_project.report import print_summary
+from example_project.report import print_rolling, print_summary
+from example_project.rolling import Rolling
 from example_project.show import Screen
 from example_project.stage import StageError, embedded_broker
 
@@ -47,6 +49,11 @@ EXIT_INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo and return its exit code."""
     options = _parser().parse_args(arguments)
+    if options.seconds is None:
+        options.seconds = 20.0 if options.scene == "rolling" else 15.0
+    if options.tree is None:
+        stdlib = Path(sysconfig.get_path("stdlib"))
+        options.tree = stdlib / "email" if options.scene == "rolling" else stdlib
     console = Console()
     if not console.is_terminal:
         console = Console(width=10_000)  # one line stays one line, whoever reads it
@@ -67,6 +74,11 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         broker = options.broker or stack.enter_context(embedded_broker(home / "broker"))
         play = Play(_play_options(options), home, broker, foreign=bool(options.broker))
         stack.enter_context(play.own_queue())
+        if options.scene == "rolling":
+            with Screen(console) as screen:
+                end = Rolling(play).run(screen)
+            print_rolling(console, end)
+            return 0 if end.good else EXIT_FAILED
         with Screen(console) as screen:
             outcome = play.run(screen)
         print_summary(console, outcome)
@@ -92,11 +104,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     stdlib = Path(sysconfig.get_path("stdlib"))
     add = parser.add_argument
+    add(
+        "--scene",
+        choices=("kill", "rolling"),
+        default="kill",
+        help="kill a worker, or restart all of them one after the other (default: %(default)s)",
+    )
     add("--keep", action="store_true", help="leave broker and workers running until Ctrl-C")
     add("--broker", metavar="URL", help="use this broker instead of an embedded one")
-    add("--tree", type=Path, default=stdlib, help="directory to pack (default: %(default)s)")
+    add(
+        "--tree",
+        type=Path,
+        help=f"directory to pack or to seal (default: {stdlib}, its email package to seal)",
+    )
     add("--jobs", type=_positive, default=3, help="number of jobs (default: %(default)s)")
-    add("--seconds", type=float, default=15.0, help="least time a job takes (default: %(default)s)")
+    add("--seconds", type=float, help="least time a job takes (default: 15, to seal 20)")
     add("--timeout", type=float, default=150.0, help="give up after this (default: %(default)s s)")
     add("--no-kill", dest="kill", action="store_false", help="let both workers live")
     return parser

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-Event = Literal["start", "finish", "lost", "refused"]
+Event = Literal["start", "finish", "lost", "refused", "handed over"]
 FENCE: Final = "fence"
 
 

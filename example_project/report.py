@@ -9,9 +9,26 @@ from rich.table import Table
 from example_project.show import short
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
-    from example_project.verdict import Evidence, Outcome
+    from example_project.rolling import End
+    from example_project.verdict import Check, Evidence, Outcome
+
+
+def print_rolling(console: Console, end: End) -> None:
+    """Print what became of the jobs while the workers were restarted."""
+    console.print()
+    for one in end.restarts:
+        console.print(
+            f"{short(one.worker)} left {one.seconds:.1f} s after SIGTERM, exit code {one.code}",
+            highlight=False,
+        )
+    for job in end.jobs:
+        runs = [f"{short(line.holder.worker)} from {line.note}" for line in job.lines("start")]
+        console.print(f"{job.job} {job.state}: {' then '.join(runs)}", highlight=False)
+    _print_checks(console, end.checks, end.seconds)
 
 
 def print_summary(console: Console, outcome: Outcome) -> None:
@@ -19,13 +36,18 @@ def print_summary(console: Console, outcome: Outcome) -> None:
     console.print()
     console.print(_jobs(outcome))
     _print_takeovers(console, outcome)
-    for check in outcome.checks:
+    _print_checks(console, outcome.checks, outcome.seconds)
+
+
+def _print_checks(console: Console, checks: Sequence[Check], seconds: float) -> None:
+    for check in checks:
         mark = "[bold red]FAIL[/]" if check.faults else "[green]ok  [/]"
         console.print(f"{mark} {check.promise}", highlight=False)
         for fault in check.faults:
             console.print(f"       {fault}", style="red", markup=False, soft_wrap=True)
-    verdict = "[green]all of it was true[/]" if outcome.good else "[bold red]not all was true[/]"
-    console.print(f"{verdict}, after {outcome.seconds:.1f} s", highlight=False)
+    bad = any(check.faults for check in checks)
+    verdict = "[bold red]not all was true[/]" if bad else "[green]all of it was true[/]"
+    console.print(f"{verdict}, after {seconds:.1f} s", highlight=False)
 
 
 def _jobs(outcome: Outcome) -> Table:

@@ -14,9 +14,13 @@ from typing import Any
 
 from celery import current_task
 
-from celery_lease import LeaseLost, ToolContext, leased_task
+from celery_lease import LeaseLost, ShutdownRequested, ToolContext, leased_task
 from example_project.jobdir import Holder, JobDir, Progress, SupersededError
 from example_project.packer import ArchiveWriter, Plan
+from example_project.sealing import START, add
+
+#: A checkpoint is stored so often, in chunks: so many may be done twice after a handover.
+CHECKPOINT_EVERY = 5
 
 
 @leased_task
@@ -50,6 +54,60 @@ def pack(job: str, tree: str, *, seconds: float = 0.0, context: ToolContext) -> 
     except LeaseLost as error:
         directory.log("lost", holder, str(error))
         raise
+
+
+@leased_task(lease_interruptible=True)
+def seal(job: str, tree: str, *, seconds: float = 0.0, context: ToolContext) -> dict[str, Any]:
+    """Seal the directory ``tree``, and go on from the checkpoint when the worker is told to stop.
+
+    Args:
+        job: As for :func:`pack`.
+        tree: The directory to seal.
+        seconds: As for :func:`pack`; what was done before the checkpoint takes no time again.
+        context: The lease; injected.
+
+    Raises:
+        ShutdownRequested: The worker stops; the message went back, and another one goes on.
+        LeaseLost: The lease ran out; the job is run elsewhere.
+        SupersededError: A newer holder has the job, so this one changed nothing.
+    """
+    directory, holder = JobDir(Path(job)), _holder(context)
+    directory.path.mkdir(exist_ok=True)
+    state: dict[str, Any] = context.restored or {"done": 0, "seal": START}
+    with directory.fenced(holder.token):
+        directory.log("start", holder, str(state["done"]))
+    try:
+        found = _seal_on(
+            directory, holder, Plan.of(Path(tree)), state, seconds=seconds, context=context
+        )
+    except ShutdownRequested:
+        directory.log("handed over", holder, str(state["done"]))
+        raise
+    directory.part(holder.token).write_text(found)
+    return _publish(directory, holder, found)
+
+
+def _seal_on(
+    directory: JobDir,
+    holder: Holder,
+    plan: Plan,
+    state: dict[str, Any],
+    *,
+    seconds: float,
+    context: ToolContext,
+) -> str:
+    total, before, started = plan.total, state["done"], time.monotonic()
+    for number, chunk in enumerate(plan.chunks()):
+        if number < before:  # sealed by an earlier holder; reading it again takes its time, too
+            context.beat(number, total)
+            continue
+        state.update(done=state["done"] + 1, seal=add(state["seal"], chunk))
+        context.beat(state["done"], total)
+        if state["done"] % CHECKPOINT_EVERY == 0:
+            context.checkpoint(state)
+        directory.report(_progress(holder, state["done"], total, context.remaining))
+        _keep_pace(started + seconds * (state["done"] - before) / total)
+    return str(state["seal"])
 
 
 def _write_archive(

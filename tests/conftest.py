@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.ledger import Ledger
+    from harness.postgres import PostgresServer
+    from harness.rabbitmq import RabbitServer
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
@@ -113,6 +115,35 @@ def sentinel_set(redis_path: str, tmp_path: Path) -> Iterator[SentinelSet]:
     servers = SentinelSet(redis_path, tmp_path / "sentinel")
     yield servers
     servers.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_programs() -> Path:
+    """The programs of the installed PostgreSQL, for a kombu that can use it."""
+    pytest.importorskip("kombu.transport.pgmq", reason="kombu has pgmq since 5.7")
+    pytest.importorskip("pgmq", reason="the pgmq package is not installed")
+    from harness.postgres import postgres_programs
+
+    return postgres_programs() or pytest.skip("no PostgreSQL server is installed")
+
+
+@pytest.fixture(scope="session")
+def postgres(postgres_programs: Path) -> Iterator[PostgresServer]:
+    """PostgreSQL with pgmq; take a database by ``fresh_database()``, never stop it."""
+    from harness.postgres import PostgresServer
+
+    with PostgresServer(postgres_programs).create() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
+    """A RabbitMQ node for the session; each test takes queues of its own."""
+    from harness.rabbitmq import RabbitServer, rabbitmq_home
+
+    home = rabbitmq_home() or pytest.skip("RabbitMQ is not installed")
+    with RabbitServer(home, tmp_path_factory.mktemp("rabbitmq")).start() as server:
+        yield server
 
 
 @pytest.fixture

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from billiard.process import current_process
 from celery.signals import worker_process_init
+from celery.utils.imports import symbol_by_name
 
 if TYPE_CHECKING:
     from celery import Celery
 
 WORKER_STEP = "celery_lease.worker.steps:LeaseSettings"
 CONSUMER_STEP = "celery_lease.worker.steps:LeaseConsumer"
+#: What a task process does for the watchdog; named, so that other processes do not import it.
+STACK_OFFER = "celery_lease.worker.diagnosis:offer_stack"
 
 
 def install(app: Celery) -> None:
@@ -23,6 +26,7 @@ def install(app: Celery) -> None:
     named by a string are imported by the worker that starts them, by nobody else.
     """
     worker_process_init.connect(_leave_process_group)
+    worker_process_init.connect(_offer_stack)
     app.steps["worker"].add(WORKER_STEP)
     app.steps["consumer"].add(CONSUMER_STEP)
 
@@ -37,3 +41,9 @@ def _leave_process_group(**_: Any) -> None:
     if current_process().name != "MainProcess" and hasattr(os, "setpgid"):
         with suppress(OSError):
             os.setpgid(0, 0)
+
+
+def _offer_stack(**_: Any) -> None:
+    """Let the watchdog ask a task process what it is doing."""
+    if current_process().name != "MainProcess":
+        symbol_by_name(STACK_OFFER)()

@@ -15,9 +15,9 @@ from celery.utils.functional import head_from_fun
 from celery.utils.imports import symbol_by_name
 
 from celery_lease import outcome, settings
-from celery_lease.current import active_context
 from celery_lease.core.errors import LeaseLost
 from celery_lease.core.policy import Fault
+from celery_lease.current import active_context
 from celery_lease.injection import Injection
 from celery_lease.settings import LeaseConfigError
 

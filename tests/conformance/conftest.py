@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
 
 from harness.lease_desk import Bench
+from harness.memory import empty_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from harness.brokers import RedisServer
+#: What each broker's driver can do; a further driver adds a line, and below how to get a bench.
+#: A test that ``needs`` more than a driver has is not made for it.
+BROKERS = {
+    "valkey": {"reaps"},
+    "redis_server": {"reaps"},
+    "pgmq": set[str](),
+    "memory": {"reaps"},
+}
+if find_spec("kombu.transport.pgmq") is None:  # before kombu 5.7
+    del BROKERS["pgmq"]
 
 
-@pytest.fixture(params=["valkey", "redis_server"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make each test for the brokers that it fits."""
+    if "driver_under_test" in metafunc.fixturenames:
+        needs = {need for mark in metafunc.definition.iter_markers("needs") for need in mark.args}
+        names = [name for name, abilities in BROKERS.items() if needs <= abilities]
+        metafunc.parametrize("driver_under_test", names, indirect=True)
+
+
+@pytest.fixture
 def driver_under_test(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    """A bench at an empty broker; a further driver adds a parameter and how to get one."""
-    server: RedisServer = request.getfixturevalue(request.param)
-    bench = Bench(server.fresh_url())
+    """A bench at an empty broker."""
+    if request.param == "pgmq":
+        bench = request.getfixturevalue("postgres").fresh_database().bench()
+    elif request.param == "memory":
+        bench = empty_memory()
+    else:
+        bench = Bench(request.getfixturevalue(request.param).fresh_url())
     yield bench
     bench.close()

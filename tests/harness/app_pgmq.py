@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +40,13 @@ def patient(self: Task[Any, Any], seconds: float) -> None:
     note(self, "end")
 
 
-@app.task(name="pgmq.late", bind=True, base=LeasedTask, lease_extension=3)
+@app.task(
+    name="pgmq.late",
+    bind=True,
+    base=LeasedTask,
+    lease_extension=3,
+    lease_watchdog_threshold=30,
+)
 def late(self: Task[Any, Any], seconds: float) -> None:
     """Work for some seconds without a beat."""
     note(self, "start")
@@ -54,3 +62,10 @@ def again(self: Task[Any, Any]) -> None:
     if self.request.retries < 2:
         raise self.retry(countdown=0)
     note(self, "end")
+
+
+@app.task(name="pgmq.die", bind=True, base=LeasedTask, lease_extension=4)
+def die(self: Task[Any, Any]) -> None:
+    """Kill the process."""
+    note(self, "start")
+    os.kill(os.getpid(), signal.SIGKILL)

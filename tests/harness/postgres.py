@@ -200,4 +200,5 @@ def install_pgmq(dsn: str) -> None:
 def _as_user() -> list[str]:
     if os.geteuid() != 0:
         return []
-    return ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups"]
+    # The last: no server outlives a killed test session.
+    return ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups", "--pdeathsig=QUIT"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import uuid
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from kombu import Queue
 from kombu.exceptions import OperationalError
 
 from harness.lease_desk import Bench
@@ -18,7 +19,8 @@ from harness.waiting import eventually, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
+
+    from celery import Celery
 
 CONFIG = """\
 listeners.tcp.1 = 127.0.0.1:{port}
@@ -28,15 +30,24 @@ log.console.level = warning
 """
 
 QUORUM = {"x-queue-type": "quorum"}
+#: The setting that carries the arguments of a worker's queue.
+ARGUMENTS = "harness_queue_arguments"
+
+
+def with_queue(app: Celery) -> Celery:
+    """Let an app know its one queue with the arguments that it is declared with."""
+    name = app.conf.task_default_queue
+    app.conf.task_queues = [Queue(name, queue_arguments=app.conf.get(ARGUMENTS) or {})]
+    return app
 
 
 def rabbitmq_home() -> str | None:
     """Return where RabbitMQ's own scripts are; Debian's wrappers insist on its own user."""
     for name in ("rabbitmq-server", "/usr/lib/rabbitmq/bin/rabbitmq-server"):
         path = shutil.which(name)
-        real = os.path.realpath(path) if path else ""
-        if real and "script-wrapper" not in real:
-            return os.path.dirname(real)
+        real = Path(path).resolve() if path else None
+        if real and "script-wrapper" not in real.name:
+            return str(real.parent)
     return None
 
 
@@ -86,10 +97,14 @@ class RabbitServer(LocalProcess):
 
     @property
     def url(self) -> str:
-        return f"amqp://guest:guest@127.0.0.1:{self.port}//"
+        return self.url_at(self.port)
+
+    def url_at(self, port: int) -> str:
+        """Return the URL by way of another port, as that of a gate."""
+        return f"amqp://guest:guest@127.0.0.1:{port}//"
 
     def control(self, *arguments: str) -> str:
-        """Run one command of ``rabbitmqctl`` and return what it says."""
+        """Run one command of ``rabbitmqctl`` and return what it says; that takes some seconds."""
         done = subprocess.run(
             [f"{self._home}/rabbitmqctl", "--quiet", *arguments],
             env=self.env,
@@ -118,14 +133,21 @@ class RabbitServer(LocalProcess):
             self.url,
             conf={
                 "task_default_queue": queue,
-                "harness_queue_arguments": dict(arguments or {}),
-                "broker_heartbeat": 0,
+                ARGUMENTS: dict(arguments or {}),
                 **conf,
             },
         )
 
-    def counts(self, queue: str) -> tuple[int, int]:
-        """Return how many messages of a queue wait, and how many are with consumers."""
+    def ready(self, queue: str) -> int:
+        """Return how many messages of a queue are with no consumer."""
+        with Bench(self.url).channel() as channel:
+            return int(channel.queue_declare(queue, passive=True).message_count)
+
+    def wait_empty(self, queue: str) -> None:
+        """Return once nothing is left of a queue, with consumers neither."""
+        eventually(lambda: self._counts(queue) == (0, 0), 40, every=0.5, what=f"empty {queue}")
+
+    def _counts(self, queue: str) -> tuple[int, int]:
         listed = self.control(
             "list_queues", "name", "messages_ready", "messages_unacknowledged", "--no-table-headers"
         )

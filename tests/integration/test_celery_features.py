@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from harness.brokers import RedisServer
     from harness.ledger import Ledger
 
-# ruff: noqa: D103  (the scenarios are named in their table)
 
 pytestmark = pytest.mark.compat
 

@@ -61,7 +61,10 @@ def play(stage: RelayStage, pool: str) -> Run:
 
 def stage_for(pool: str, server: RedisServer, root: Any) -> RelayStage:
     """Return the stage of a pool; spawning is a setting of the prefork pool."""
-    conf = {"worker_pool_start_method": "spawn"} if pool == "spawn" else {}
+    # The watchdog would end silent tasks, or a solo worker, before they find out by themselves.
+    conf: dict[str, Any] = {"lease_watchdog_threshold": 300}
+    if pool == "spawn":
+        conf["worker_pool_start_method"] = "spawn"
     return RelayStage(server, root / pool, **conf)
 
 

@@ -125,6 +125,18 @@ def test_a_message_of_an_exchange_unknown_here_finds_its_queue(bench: Bench, rea
     assert bench.waiting() == 1
 
 
+def test_an_expired_lease_is_no_plain_message_however_old(bench: Bench, reaper: Desk) -> None:
+    """Where a sweep for leases did not get to it, the one for plain messages passes it by."""
+    bench.publish("leased", "plain")
+    loser = bench.desk(seconds=0.1)
+    loser.holder.leases = lambda message: message.payload == "leased"
+    loser.receive(2)
+    loser.stop()
+    time.sleep(1.3)
+    assert [each.leased for each in reaper.driver._sweep(10)] == [False]
+    assert [each.leased for each in reaper.driver.reap(limit=10)] == [True]
+
+
 def test_what_cannot_be_returned_stays_and_holds_nothing_up(bench: Bench, reaper: Desk) -> None:
     """A queue that is no list, no queue at all, and a record that is none; each a minute later."""
     bench.publish("no list", queue=Queue("wrong", Exchange("x", "direct"), "wrong"))
@@ -158,10 +170,18 @@ def test_a_mutex_left_without_expiry_stops_kombus_sweep_and_not_this_one(
         channel: Any = connection.channel()
         channel.qos.restore_visible(interval=1)
         assert bench.waiting() == 0
-    reaper.channel.qos.restore_visible(interval=1)  # a leasing channel leaves it to the reaper
-    assert bench.waiting() == 0
     assert len(reaper.driver.reap(limit=5)) == 1
     assert bench.waiting() == 1
+
+
+def test_a_channel_with_leases_leaves_the_sweep_to_the_reaper(bench: Bench, reaper: Desk) -> None:
+    """Kombu's own would hold up the worker's main loop, and take payloads through it."""
+    bench.publish("a")
+    take(bench)
+    time.sleep(1.1)
+    reaper.channel.qos.restore_visible(interval=1)
+    assert bench.waiting() == 0
+    assert len(reaper.driver.reap(limit=5)) == 1
 
 
 def test_no_payload_passes_through_the_client(bench: Bench, reaper: Desk) -> None:

@@ -23,12 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from harness.workers import Worker
-
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 TAKEN_OVER = [("end", 2), ("lost", 1), ("start", 1), ("start", 2)]
-STOPPED = ("prefork", "threads", "gevent", "eventlet", "solo")
 ONCE = [("start", 1), ("end", 1)]
 
 
@@ -48,10 +45,10 @@ def kill_child(stage: RelayStage) -> Any:
 
 def kill_main(stage: RelayStage) -> Any:
     """Kill a worker's main process in the middle of a task."""
+    workers = [stage.start(), stage.start()]
     task_id = stage.send("beats", 2 * EXTENSION)
-    first = stage.start()
     start = stage.wait("start", task_id)
-    stage.start()
+    first = next(worker for worker in workers if start.pid in worker.children())
     first.kill()
     killed_at = now()
     first.wait()
@@ -157,30 +154,6 @@ def restart_pool(stage: RelayStage) -> Any:
     return stage.runs(task_id), stage.runs(after), reply[worker.hostname]
 
 
-def stop_worker(pool: str) -> Callable[[RelayStage], Any]:
-    """Return the scenario that ends a worker of a pool while one task runs and others wait."""
-
-    def scenario(stage: RelayStage) -> Any:
-        worker: Worker = stage.start(pool)
-        for _ in range(2):
-            stage.send("short", countdown=60)
-        eventually(lambda: stage.held() == 2, what="two that wait for their time")
-        running = stage.send("beats", 2.5 * EXTENSION)
-        stage.wait("start", running)
-        stage.send_many(2, "short")
-        if pool in ("prefork", "threads"):  # others have read none, or one, while a task runs
-            eventually(lambda: stage.held() == 5, what="all received")
-        worker.term()
-        asked_at = now()
-        eventually(lambda: stage.waiting() == 4, 30, every=0.01, what="hand-back")
-        took = now() - asked_at
-        still_running = not stage.ledger.count("end")
-        status = worker.wait(30)
-        return stage.runs(running), took, still_running, status, stage.held(), stage.waiting()
-
-    return scenario
-
-
 SHARED: dict[str, Callable[[RelayStage], Any]] = {
     "recycle": recycle_children,  # takes longest
     "kill child": kill_child,
@@ -188,7 +161,6 @@ SHARED: dict[str, Callable[[RelayStage], Any]] = {
     "pause worker": pause_worker,
     "scale": scale,
     "restart": restart_pool,
-    **{f"stop {pool}": stop_worker(pool) for pool in STOPPED},
 }
 #: These do something to the whole server, so each has one of its own.
 ALONE: dict[str, Callable[[RelayStage], Any]] = {
@@ -287,21 +259,6 @@ def test_a_restarted_pool_loses_no_task(scenarios: Scenarios) -> None:
     assert running[-1][0] == "end"
     assert [event for event, _ in running].count("end") == 1
     assert after == ONCE
-
-
-@pytest.mark.parametrize("pool", STOPPED)
-def test_a_stopping_worker_gives_back_what_waits_and_keeps_what_runs(
-    scenarios: Scenarios, pool: str
-) -> None:
-    """I6: back in the queue long before the running task ends, which outlives two leases.
-
-    Removed: ``brokers.end_receiving``; failed with: ``7.33 < 3.0`` (threads).
-    """
-    events, took, still_running, status, held, waiting = scenarios[f"stop {pool}"]
-    assert events == ONCE
-    assert took < EXTENSION
-    assert still_running
-    assert (status, held, waiting) == (0, 0, 4)
 
 
 def test_forks_under_load_neither_hang_nor_lose_a_task(scenarios: Scenarios) -> None:

@@ -373,7 +373,8 @@ def test_a_queue_that_cannot_be_written_holds_up_no_other(
     client = server.client()
     client.set("broken", "no list")
     time.sleep(0.5)
-    assert [each.queue for each in desk.driver.reap(limit=1)] == ["q"]
+    swept = desk.driver.reap(limit=1)
+    assert [(each.queue, bool(each.error)) for each in swept] == [("broken", True), ("q", False)]
     assert client.hlen("unacked") == 1
     client.delete("broken")
     client.zadd("unacked.leases", {client.zrange("unacked.leases", 0, 0)[0]: 1})  # type: ignore[index]

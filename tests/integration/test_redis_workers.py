@@ -57,11 +57,6 @@ def test_a_worker_outlives_everything_that_is_no_task_of_its(
     eventually(lambda: client.hlen("unacked") == 0, what="nothing is left unacknowledged")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="LeasedRequest lets Celery's ValueError or TypeError about the body end the worker, "
-    "and the message goes back uncounted to end the next one",
-)
 def test_a_leased_task_with_a_body_that_is_none_does_not_end_the_worker(
     redis_server: RedisServer, fleet: WorkerFleet, tmp_path: Path
 ) -> None:

@@ -1,8 +1,8 @@
 """A stopping worker: what waits goes back at once, what runs has bounded time, nothing is lost.
 
-Stock Celery 5.7 on Redis, measured: three prefetched messages stay with the worker for as long as the
-running task lasts; a SIGTERM to the process group kills the running late-ack task; a soft shutdown
-acknowledges a task that ended after 2.9 s of 8 only after 8.1 s.
+Stock Celery 5.7 on Redis, measured: three prefetched messages stay with the worker for as long as
+the running task lasts; a SIGTERM to the process group kills the running late-ack task; a soft
+shutdown acknowledges a task that ended after 2.9 s of 8 only after 8.1 s.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.ledger import now
+from harness.setup import Setup
 from harness.waiting import eventually
 from harness.workers import Worker, WorkerFleet, WorkerOptions
 
@@ -22,12 +27,12 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from harness.brokers import RedisServer
-    from harness.setup import Setup
 
 MODULE = "harness.app_shutdown"
 CONF = {"lease_extension": 6, "lease_shutdown_timeout": 2, "worker_prefetch_multiplier": 4}
 POOLS = {
     "prefork": ("prefork", 2),
+    "spawn": ("spawn", 2),
     "threads": ("threads", 2),
     "gevent": ("gevent", 2),
     "eventlet": ("eventlet", 2),
@@ -49,6 +54,9 @@ class Stage:
         return self
 
     def worker(self, pool: str = "prefork", concurrency: int = 1, **env: str) -> Worker:
+        if pool == "spawn":
+            self.having(worker_pool_start_method="spawn")
+            pool = "prefork"
         return self.fleet.start(
             self.setup,
             WorkerOptions(module=MODULE, pool=pool, concurrency=concurrency, env=env),
@@ -69,7 +77,7 @@ class Stage:
     def losses(self) -> int:
         """The losses that the message at the front of the queue carries."""
         text = self.redis.lrange("celery", -1, -1)[0].decode()
-        return int(json.loads(text)["lease"].partition(":")[2])
+        return int(json.loads(text).get("lease", "never:0").partition(":")[2])
 
     def is_clean(self) -> bool:
         """Whether nothing is left of any lease."""
@@ -83,6 +91,7 @@ class Stage:
 
 @pytest.fixture
 def stage(setup: Setup, valkey: RedisServer, fleet: WorkerFleet) -> Stage:
+    """Return an empty broker."""
     return Stage(setup, valkey, fleet)
 
 
@@ -120,23 +129,148 @@ def test_what_waits_goes_back_at_once_and_what_runs_completes(stage: Stage, pool
     assert not {entry.task_id for entry in starts} & set(waiting)
 
 
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_to_the_process_group_kills_no_task(stage: Stage, sig: signal.Signals) -> None:
-    """Supervisors, containers and Ctrl-C signal the whole group; the task ends and is acknowledged."""
-    worker = stage.worker()
-    stage.send("beats", 1.5)
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+@pytest.mark.xfail(
+    strict=True,
+    reason="LeaseQoS.can_consume refuses to read the reply to a BRPOP under way once the door is "
+    "closed, and the main loop of these pools turns every two seconds: what went back and was "
+    "popped once more waits for it; while backlogged it should return bool(channel._in_poll)",
+)
+def test_a_green_worker_gives_back_what_waits_at_once(stage: Stage, pool: str) -> None:
+    """Messages with a countdown: the one that its own last request pops again included."""
+    worker = stage.worker(pool)
+    for _ in range(20):
+        stage.send("beats", 0, countdown=600)
+    eventually(lambda: stage.held == 20, 10)
+    stage.send("beats", 4)
     stage.ledger.wait("start")
-    os.killpg(worker.pid, sig)
-    stage.ledger.wait("end")
-    if sig != signal.SIGHUP:  # that one starts the worker anew
-        leave(worker)
+    worker.term()
+    asked = now()
+    eventually(lambda: stage.queued == 20, 10)
+    assert now() - asked < 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """One way to tell a worker to stop, and how it leaves."""
+
+    signals: tuple[signal.Signals, ...]
+    code: int | None  #: None: Celery gives 0 or 1, by its pool
+    remap: bool = False  #: ``REMAP_SIGTERM=SIGQUIT``
+    completes: bool = True  #: the running task; else it is ended and its message released
+    soft: float = 0.0  #: ``worker_soft_shutdown_timeout``
+    on_idle: bool = False
+
+    def env(self) -> dict[str, str]:
+        return {"REMAP_SIGTERM": "SIGQUIT"} if self.remap else {}
+
+
+STOPS = {
+    "SIGTERM": Stop(signals=(signal.SIGTERM,), code=0),
+    "SIGTERM twice": Stop(signals=(signal.SIGTERM, signal.SIGTERM), code=0),
+    "SIGINT": Stop(signals=(signal.SIGINT,), code=1),
+    "SIGINT twice": Stop(signals=(signal.SIGINT, signal.SIGINT), code=1, completes=False),
+    "SIGQUIT": Stop(signals=(signal.SIGQUIT,), code=1, completes=False),
+    "SIGQUIT, soft": Stop(signals=(signal.SIGQUIT,), code=None, soft=15.0),
+    "SIGQUIT, soft, on idle": Stop(signals=(signal.SIGQUIT,), code=None, soft=15.0, on_idle=True),
+    "remapped SIGTERM": Stop(signals=(signal.SIGTERM,), code=1, remap=True, completes=False),
+    "remapped SIGTERM, soft": Stop(signals=(signal.SIGTERM,), code=None, remap=True, soft=15.0),
+}
+#: Each way on prefork; on the other pools those that differ in kind.
+WAYS = [
+    *(("prefork", name) for name in STOPS),
+    *((pool, "SIGINT") for pool in ("spawn", "threads", "gevent", "eventlet", "solo")),
+    *((pool, "SIGQUIT") for pool in ("spawn", "gevent")),
+    pytest.param(
+        "eventlet",
+        "SIGQUIT",
+        marks=pytest.mark.xfail(
+            strict=True,
+            reason="a killed eventlet task counts as a success there and is acknowledged: "
+            "LeasedRequest.cancel kills before it releases",
+        ),
+    ),
+    *((pool, "remapped SIGTERM, soft") for pool in ("spawn", "threads", "gevent", "eventlet")),
+]
+
+
+@pytest.mark.parametrize(("pool", "way"), WAYS)
+def test_no_way_to_stop_loses_a_message_or_keeps_anybody_waiting(
+    stage: Stage, pool: str, way: str
+) -> None:
+    """To the whole process group, as supervisors, containers and Ctrl-C do: the task ends and is
+    acknowledged, or its message is released; what waited is back; nothing counts as a loss.
+    """
+    stop = STOPS[way]
+    conf = {
+        "worker_soft_shutdown_timeout": stop.soft,
+        "worker_enable_soft_shutdown_on_idle": stop.on_idle,
+        "lease_shutdown_timeout": 6,
+    }
+    worker = stage.having(**conf).worker(pool, 1, **stop.env())
+    stage.send("beats", 2 if stop.completes else 30)
+    stage.ledger.wait("start")
+    waiting = 1 if pool in {"prefork", "spawn", "threads"} else 0  # the others take no more
+    stage.send("beats", 0)
+    eventually(lambda: stage.held >= 1 + waiting, 5)
+    asked = now()
+    for number in stop.signals:
+        os.killpg(worker.pid, number)
+        time.sleep(0.3)  # signals that are pending at the same time are one
+    eventually(lambda: stage.queued == (1 if stop.completes else 2), 8, what="what waits is back")
+    code = leave(worker)
+    assert code in ((0, 1) if stop.code is None else (stop.code,))
+    assert now() - asked < 12
+    assert stage.is_clean()
+    assert stage.ledger.count("end") == stop.completes
+    assert stage.ledger.count("start") == 1
+    assert stage.losses == 0
+
+
+class ScriptOptions(WorkerOptions):
+    """Starts the ``celery`` script: what ``python -m celery`` started cannot start itself anew."""
+
+    def command(self, hostname: str) -> list[str]:
+        return [str(Path(sys.executable).with_name("celery")), *super().command(hostname)[3:]]
+
+
+@pytest.mark.parametrize(("pool", "task"), [("prefork", "beats"), ("threads", "deaf")])
+def test_a_restart_by_sighup_comes_back_and_works(stage: Stage, pool: str, task: str) -> None:
+    """Under the same process id; also where a thread that cannot be ended keeps the old one."""
+    worker = stage.fleet.start(stage.setup, ScriptOptions(module=MODULE, pool=pool))
+    first = stage.send(task, 1.5 if task == "beats" else 60)
+    stage.ledger.wait("start", first)
+    os.killpg(worker.pid, signal.SIGHUP)
+    stage.ledger.wait("end", first, within=25)
+    eventually(lambda: worker.log.count(f"{worker.hostname} ready.") == 2, 20)
+    second = stage.send("beats", 0)
+    stage.ledger.wait("end", second)
+    assert worker.returncode is None
+    assert stage.ledger.count("start", first) == (1 if task == "beats" else 2)
     eventually(stage.is_clean, 10)
-    assert (stage.ledger.count("start"), stage.ledger.count("end")) == (1, 1)
+
+
+def test_a_broker_that_is_silent_keeps_no_worker(
+    own_valkey: RedisServer, fleet: WorkerFleet
+) -> None:
+    """It has not hung up and answers nothing: stock Celery waits for ever. The messages expire."""
+    stage = Stage(Setup(own_valkey.fresh_url()), own_valkey, fleet)
+    worker = stage.worker()
+    stage.send("beats", 30)
+    stage.ledger.wait("start")
+    own_valkey.stop()
+    try:
+        worker.term()
+        assert leave(worker, 40) == 1
+    finally:
+        own_valkey.cont()
+    stage.worker()
+    stage.ledger.wait("start", count=2)
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_task_out_of_time_is_told_and_its_message_released(stage: Stage, pool: str) -> None:
-    """``lease_shutdown_timeout`` bounds the wait; the release is no loss, another worker runs it."""
+    """``lease_shutdown_timeout`` bounds the wait; the release is no loss, another one runs it."""
     worker = stage.worker(*POOLS[pool])
     stage.send("beats", 30)
     stage.ledger.wait("start")
@@ -203,7 +337,7 @@ def test_an_interruptible_task_moves_and_goes_on(stage: Stage) -> None:
 def test_a_soft_shutdown_acknowledges_what_ends_meanwhile_and_does_not_wait_longer(
     stage: Stage,
 ) -> None:
-    """The main loop sleeps in the signal handler; the ack comes from the keeper, as does the end."""
+    """The main loop sleeps in the signal handler; the keeper acknowledges, and ends the wait."""
     conf = {"worker_soft_shutdown_timeout": 20, "lease_shutdown_timeout": 6}
     worker = stage.having(**conf).worker(concurrency=1, REMAP_SIGTERM="SIGQUIT")
     stage.send("beats", 2)
@@ -220,18 +354,6 @@ def test_a_soft_shutdown_acknowledges_what_ends_meanwhile_and_does_not_wait_long
     leave(worker, 15)
     assert now() - asked < 15
     assert stage.queued == len(waiting)
-
-
-def test_a_cold_shutdown_releases_what_it_kills(stage: Stage) -> None:
-    """SIGQUIT ends the task at once; its message is back, not lost and not counted as a loss."""
-    worker = stage.worker()
-    stage.send("beats", 30)
-    stage.ledger.wait("start")
-    os.kill(worker.pid, signal.SIGQUIT)
-    eventually(lambda: stage.queued == 1, 8)
-    leave(worker)
-    assert stage.is_clean()
-    assert stage.losses == 0
 
 
 def test_a_remote_shutdown_hands_back_too(stage: Stage) -> None:
@@ -257,5 +379,3 @@ def test_plain_tasks_are_waited_for_as_ever(stage: Stage) -> None:
     worker.term()
     leave(worker, 30)
     assert stage.ledger.count("end", plain) == 1
-
-

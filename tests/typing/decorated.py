@@ -1,6 +1,6 @@
 """What type checkers make of leased tasks. Checked by mypy and pyright, never run."""
 
-# ruff: noqa: ARG001, ARG002, D101, D103, F401
+# ruff: noqa: ARG001, ARG002, D101, F401
 
 from __future__ import annotations
 

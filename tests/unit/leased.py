@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from celery_lease.context import ToolContext
-from celery_lease.current import leased_context
 from celery_lease.core.board import BEAT, PROGRESS, Board, Slot
 from celery_lease.core.clock import host_seconds
+from celery_lease.current import leased_context
+
+if TYPE_CHECKING:
+    from celery_lease.context import ToolContext
 
 
 class LeasedRun:

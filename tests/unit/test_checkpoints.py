@@ -26,8 +26,8 @@ from celery_lease.checkpoints.errors import (
 )
 from celery_lease.checkpoints.memory import MemoryStore
 from celery_lease.checkpoints.stores import FileStore, KeyValueStore, find
-from celery_lease.current import private_context
 from celery_lease.core.board import BEAT, FLAG_CANCELLED, FLAG_LOST, FLAG_SHUTDOWN, Board
+from celery_lease.current import private_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

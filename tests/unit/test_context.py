@@ -19,10 +19,10 @@ import pytest
 from freezegun import freeze_time
 
 from celery_lease import LeaseLost, ShutdownRequested, TaskCancelled, ToolContext, current_context
-from celery_lease.current import entered, leased_context, private_context
 from celery_lease.core import board as beatboard
 from celery_lease.core.board import BEAT, QUIET, STARTED, Progress
 from celery_lease.core.clock import BOOT_CLOCK, SystemClock, host_seconds
+from celery_lease.current import entered, leased_context, private_context
 from unit.leased import LeasedRun
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ class Draining(Bench):
     def __init__(self) -> None:
         super().__init__()
         self.cleared = 0
-        ender = Ender(lambda _, __: True, lambda: None, lambda: None)
+        ender = Ender(lambda _, __: True, lambda: None, lambda: False, lambda: None)
         self.shutdown = Shutdown(self.leases, ender)
         self.drain = Drain(self.leases, self.shutdown, self._clear)
 
@@ -36,6 +36,7 @@ class Draining(Bench):
 
 @pytest.fixture
 def bench() -> Iterator[Draining]:
+    """Return a worker without leases."""
     bench = Draining()
     yield bench
     bench.leases.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest

@@ -54,6 +54,8 @@ class Leases:
     def knows(self, _tag: str) -> bool:
         return self.end == HELD
 
+    def process_ended(self, _tag: str, _cause: object) -> None: ...
+
     def complete(self, _tag: str) -> None:
         self._end(COMPLETED)
 

@@ -15,7 +15,7 @@ from celery_lease.core.board import Outcome
 from celery_lease.core.delivery import Answer
 from celery_lease.worker.compat import Ender
 from celery_lease.worker.leases import Ending
-from celery_lease.worker.shutdown import LOOK_INTERVAL, TOLD, Shutdown
+from celery_lease.worker.shutdown import LOOK_INTERVAL, SILENCE, TOLD, Shutdown
 from unit.fake_broker import POLICY, Bench
 
 if TYPE_CHECKING:
@@ -37,9 +37,10 @@ class Pool:
         self.ended: list[str] = []
         self.left = 0
         self.failures = 0
+        self.hangs = False
 
     def ender(self) -> Ender:
-        return Ender(self._end, self._leave, self._fail)
+        return Ender(self._end, self._leave, lambda: self.hangs, self._fail)
 
     def _end(self, held: Held, release: Callable[[], None]) -> bool:
         self.ended.append(held.lease.claim.tag)
@@ -79,6 +80,7 @@ class Stopping(Bench):
 
 @pytest.fixture
 def bench() -> Iterator[Stopping]:
+    """Return a worker without leases."""
     bench = Stopping()
     yield bench
     bench.leases.close()
@@ -161,7 +163,7 @@ def test_only_interruptible_tasks_are_told_at_once(bench: Stopping) -> None:
 
 
 def test_an_interruptible_task_that_starts_as_the_door_closes_is_told_too(bench: Stopping) -> None:
-    """A process takes it from the pool's queue after the first look and before what waits goes back.
+    """A process takes it from the pool's queue just before what waits goes back.
 
     Removed: the telling at each pass (made in ``_begin`` alone); failed with: ``0 == 8``.
     """
@@ -179,7 +181,7 @@ def test_an_interruptible_task_that_starts_as_the_door_closes_is_told_too(bench:
 
 
 def test_a_task_out_of_time_is_told_then_ended_and_its_message_released(bench: Stopping) -> None:
-    """Told after its ten seconds, ended two later; the release is no loss, the exit code a failure."""
+    """Told after its ten seconds, ended two later; the release is no loss, the exit code 1."""
     held = bench.run()
     bench.stop()
     bench.look(9.9)
@@ -274,6 +276,32 @@ def test_the_worker_leaves_once_all_are_gone_if_a_task_could_only_be_disowned() 
     assert bench.pool.left == 1
 
 
+def test_a_worker_without_tasks_leaves_a_broker_that_is_silent(bench: Stopping) -> None:
+    """Its main loop waits for an answer that does not come; one that comes ends the count."""
+    bench.stop()
+    bench.pool.hangs = True
+    bench.look()
+    bench.look(SILENCE - 1)
+    bench.pool.hangs = False
+    bench.look()
+    bench.pool.hangs = True
+    bench.look()
+    bench.look(SILENCE - 1)
+    assert bench.pool.left == 0
+    bench.look(1.0)
+    assert bench.pool.left == 1
+
+
+def test_a_worker_with_a_task_waits_for_it_and_not_for_the_broker(bench: Stopping) -> None:
+    """The task has its time, whatever the main loop waits for."""
+    bench.run(policy=PATIENT)
+    bench.stop()
+    bench.pool.hangs = True
+    for _ in range(4):
+        bench.look(SILENCE / 2)
+    assert bench.pool.left == 0
+
+
 def test_one_line_says_what_became_of_the_leases(
     bench: Stopping, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -331,7 +359,7 @@ def test_a_silent_broker_does_not_keep_the_worker(bench: Stopping) -> None:
 
 
 def test_a_lost_lease_is_not_handed_back_as_this_worker_s(bench: Stopping) -> None:
-    """The broker gave the message to somebody else while the worker waited: nothing changes there."""
+    """The broker gave the message to somebody else meanwhile: nothing changes there."""
     bench.run()
     bench.stop()
     del bench.driver.expiries["a"]

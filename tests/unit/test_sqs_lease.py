@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_lease.current import leased_context, prolong
 from celery_lease.core import board as beatboard
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.lease import Lease, Lost, State
+from celery_lease.current import leased_context, prolong
 from unit.fake_broker import POLICY, Bench
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from celery_lease import LeaseLost, subprocesses
-from celery_lease.current import private_context
 from celery_lease.core import board as beatboard
+from celery_lease.current import private_context
 from harness.waiting import eventually
 from unit.leased import LeasedRun
 

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from celery_lease.core.delivery import Driver, Holder
 
 #: Kombu's ``Transport.driver_type`` to the package that leases on it.
-DRIVERS = {"redis": "celery_lease.brokers.redis", "sqs": "celery_lease.brokers.sqs"}
+DRIVERS = {
+    "redis": "celery_lease.brokers.redis",
+    "sqs": "celery_lease.brokers.sqs",
+    "pgmq": "celery_lease.brokers.pgmq",
+    "amqp": "celery_lease.brokers.amqp",
+    "memory": "celery_lease.brokers.memory",
+}
 
 
 def check(connection: Any) -> None:
@@ -35,16 +41,21 @@ def driver(channel: Any) -> Driver:
     Raises:
         UnsupportedBroker: There is none.
     """
-    connection = channel.connection.client
-    check(connection)
-    module = import_module(DRIVERS[channel.connection.driver_type] + ".driver")
-    return module.connect(channel)  # type: ignore[no-any-return]
+    check(channel.connection.client)
+    return _module(channel, "driver").connect(channel)  # type: ignore[no-any-return]
 
 
 def lease_messages(channel: Any, driver: Driver, holder: Holder, clock: Clock) -> None:
     """Make a live kombu *channel* lease the messages that *holder* has terms for."""
-    module = import_module(DRIVERS[channel.connection.driver_type] + ".channel")
-    module.lease_messages(channel, driver, holder, clock)
+    _module(channel, "channel").lease_messages(channel, driver, holder, clock)
+
+
+def turn(channel: Any) -> None:
+    """Let a *channel* follow what its holder wants; for the consuming thread, about once a second.
+
+    A transport whose broker delivers unasked has a part in this.
+    """
+    _call(channel, "turn")
 
 
 def end_receiving(channel: Any) -> None:
@@ -53,7 +64,17 @@ def end_receiving(channel: Any) -> None:
     A transport that asks for messages ahead of time has a part in this. To be called when nothing
     is consumed any more: what still arrives then goes back to its queue.
     """
-    module = import_module(DRIVERS[channel.connection.driver_type] + ".channel")
-    end = getattr(module, "end_receiving", None)
-    if end is not None:
-        end(channel)
+    _call(channel, "end_receiving")
+
+
+def _call(channel: Any, name: str) -> None:
+    """Call the function that a driver may have for a channel that is not closed."""
+    if getattr(channel.connection, "client", None) is not None:
+        function = getattr(_module(channel, "channel"), name, None)
+        if function is not None:
+            function(channel)
+
+
+def _module(channel: Any, part: str) -> Any:
+    transport = channel.connection.client.transport
+    return import_module(f"{DRIVERS[transport.driver_type]}.{part}")

@@ -150,6 +150,16 @@ class LeaseConsumer:
         if self._held.pop(tag, None) is not None:
             self._settle(self._driver.complete, [tag])
 
+    def drop(self, tag: str) -> None:
+        """Drop a message, where the broker tells that from an acknowledgement."""
+        if self._held.pop(tag, None) is not None:
+            self._settle(self._driver.drop, [tag])
+
+    def lost(self, tags: Sequence[str]) -> None:
+        """Forget messages that are with others; extending one says so."""
+        for tag in tags:
+            self._held.pop(tag, None)
+
     def hand_back(self, tags: Sequence[str], *, front: bool) -> None:
         """Return messages to their queues, not counted as losses."""
         held = [tag for tag in tags if self._held.pop(tag, None) is not None]

@@ -30,6 +30,7 @@ class Terms:
     """What a consumer asks for when it takes a message under a lease."""
 
     seconds: float  #: time until the lease expires
+    longest: float = 0.0  #: seconds for which the lease may be wanted in all, extensions included
     about: Mapping[str, Any] = field(default_factory=dict)  #: kept beside the claim, for people
 
 
@@ -82,6 +83,7 @@ class Capabilities:
     tells_losses: bool = True  #: else every earlier delivery is taken for a loss
     reaps: bool = False  #: expired messages come back by the driver, not by the broker itself
     buries: bool = False  #: dead letters are the driver's to move, not the broker's
+    drops: bool = False  #: the broker does something of its own with what is dropped
 
 
 class Holder(Protocol):
@@ -97,6 +99,14 @@ class Holder(Protocol):
 
     def complete(self, tag: str) -> None:
         """Acknowledge, or drop, the message: it is never delivered again."""
+        ...
+
+    def drop(self, tag: str) -> None:
+        """Drop the message, where the broker tells that from an acknowledgement."""
+        ...
+
+    def lost(self, tags: Sequence[str]) -> None:
+        """Take note that the broker has given messages to others, whatever their leases say."""
         ...
 
     def hand_back(self, tags: Sequence[str], *, front: bool) -> None:
@@ -130,6 +140,10 @@ class Driver(Protocol):
         """Acknowledge messages whose claim is still the asker's, never raising."""
         ...
 
+    def drop(self, tags: Sequence[str]) -> list[Answer]:
+        """Drop messages, never raising; where the broker tells that from :meth:`complete`."""
+        ...
+
     def hand_back(self, tags: Sequence[str], *, orderly: bool, front: bool) -> list[Answer]:
         """Return messages to their queues; an orderly return does not count as a loss."""
         ...
@@ -140,6 +154,8 @@ class Driver(Protocol):
 
     def reap(self, *, limit: int) -> list[Reaped]:
         """Return up to *limit* expired leases to their queues.
+
+        What could not be returned is told of too, beyond the limit.
 
         Raises:
             OSError: The broker did not answer; try again at the next sweep.

@@ -131,7 +131,8 @@ def check_task_options(options: Mapping[str, object], task: str) -> None:
     """
     faults = name_faults(options, Scope.TASK)
     known = {name: BY_NAME[name] for name in options if name in BY_NAME}
-    checked = [each.accepted.fault(name, options[name], each.default) for name, each in known.items()]
-    faults += filter(None, checked)
+    for name, setting in known.items():
+        fault = setting.accepted.fault(name, options[name], setting.default)
+        faults += [fault] if fault else []
     if faults:
         raise LeaseConfigError(tuple(faults), f"task {task!r}")

@@ -12,16 +12,20 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
-from celery.platforms import EX_FAILURE
+from celery.apps import worker as worker_app
+from celery.apps.worker import Worker
+from celery.platforms import EX_FAILURE, signals
 from celery.utils import log
 from celery.worker import state
+from celery.worker.request import Request
 
 from celery_lease.core.clock import SystemClock
+from celery_lease.worker import diagnosis
 from celery_lease.worker.processes import is_gone
-from celery_lease.worker.shutdown import Ender
 
 if TYPE_CHECKING:
     from celery.worker.consumer import Consumer
@@ -56,6 +60,20 @@ def task_of(message: Any) -> tuple[str, str, Mapping[str, object]]:
 def mark_ready(request: Any) -> None:
     """Take a request out of the worker's lists of reserved and active ones."""
     state.task_ready(request)
+
+
+def forget_requests(is_gone: Callable[[Any], bool]) -> None:
+    """Forget the requests that wait although their lease is gone, and free their places.
+
+    Rate limits and countdowns would keep a place in the prefetch window for as long as they last.
+    The request itself stays with its timer, bucket or pool, and is not let in when its time comes.
+    """
+    scheduled = getattr(state, "scheduled_requests", ())  # 5.5 has no list of them
+    for request in {*state.reserved_requests, *scheduled}:
+        lease = getattr(request, "lease", None)
+        if lease is not None and not request.acknowledged and is_gone(lease):
+            mark_ready(request)
+            Request.acknowledge(request)
 
 
 def stop_worker() -> None:
@@ -104,6 +122,18 @@ def in_signal_handler() -> bool:
     return bool(log._in_sighandler)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
+@dataclass(slots=True)
+class Ender:
+    """What a pool can do about a task that does not end by itself."""
+
+    #: End the task and release its message, the latter by the function given; False: the task
+    #: cannot be ended, it was disowned.
+    end: Callable[[Held, Callable[[], None]], bool]
+    leave: Callable[[], None]  #: end the worker although disowned tasks still run in it
+    hangs: Callable[[], bool]  #: whether no plain task runs and the main loop waits for the broker
+    failed: Callable[[], None]  #: let the worker's exit code say that tasks had to be ended
+
+
 def ender(consumer: Consumer) -> Ender:
     """Return what this worker's pool can do about a task that does not end by itself."""
 
@@ -111,13 +141,92 @@ def ender(consumer: Consumer) -> Ender:
         return _end_task(consumer.pool, held.pid, release)
 
     def leave() -> None:
-        if not any(getattr(each, "lease", None) is None for each in state.active_requests):
+        if owns_process and not _runs_plain_tasks():
             _leave()
+
+    def hangs() -> bool:
+        return not _runs_plain_tasks() and _is_in_kombu(main)
 
     def failed() -> None:
         consumer.controller.exitcode = EX_FAILURE  # type: ignore[attr-defined]
 
-    return Ender(end, leave, failed)
+    main = threading.get_ident()
+    # A worker embedded in a program, as in users' tests, must not end that program.
+    owns_process = isinstance(consumer.controller, Worker)  # type: ignore[attr-defined]
+    return Ender(end, leave, hangs, failed)
+
+
+@dataclass(slots=True, kw_only=True)
+class Pool:
+    """What the watchdog sees of a pool, and can do to it."""
+
+    slots: Callable[[], int]  #: how many tasks can run at once
+    running: Callable[[], set[str]]  #: tags of all leases whose tasks run, disowned ones too
+    alone: bool  #: a task has its process for itself while it runs
+    diagnose: Callable[[Held], diagnosis.Diagnosis]
+    #: End the task and release its message, the latter by the function given; False: the task
+    #: cannot be ended, it was disowned.
+    end: Callable[[Held, Callable[[], None]], bool]
+    stopping: Callable[[], bool]  #: whether the worker was asked to stop
+    stop: Callable[[], None]  #: ask the worker to stop, with an error
+    leave: Callable[[], None]  #: end the worker although tasks still run in it
+
+
+def watched(consumer: Consumer) -> Pool:
+    """Return what the watchdog sees of this worker's pool, and can do to it."""
+    ends, pool = ender(consumer), consumer.pool
+
+    def diagnose(held: Held) -> diagnosis.Diagnosis:
+        if alone and held.pid is not None:
+            return diagnosis.of_process(held.pid)
+        greenlet = getattr(pool, "_pool_map", {}).get(held.pid)
+        return diagnosis.of_thread(held.lease.claim.tag, getattr(greenlet, "gr_frame", None))
+
+    alone = _kind(pool) == "prefork"
+    return Pool(
+        slots=lambda: int(pool.num_processes),
+        running=_running_tags,
+        alone=alone,
+        diagnose=diagnose,
+        end=ends.end,
+        stopping=is_stopping,
+        stop=stop_worker,
+        leave=ends.leave,
+    )
+
+
+def _running_tags() -> set[str]:
+    return {lease.tag for lease in _active_leases() if lease is not None}
+
+
+def _runs_plain_tasks() -> bool:
+    return None in _active_leases()
+
+
+def _active_leases() -> list[Any]:
+    while True:
+        with suppress(RuntimeError):  # the main loop changed it at the same time
+            return [getattr(each, "lease", None) for each in state.active_requests]
+
+
+def _is_in_kombu(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)  # noqa: SLF001  (documented, despite its name)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("kombu.transport."):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def send_event(consumer: Consumer, kind: str, fields: Mapping[str, object]) -> None:
+    """Send a Celery event, if the worker sends any; for the main loop, whose connection it is."""
+    dispatcher = consumer.event_dispatcher  # type: ignore[attr-defined]
+    if dispatcher is not None:
+        dispatcher.send(kind, **fields)
+
+
+def _kind(pool: Any) -> str:
+    return type(pool).__module__.rpartition(".")[2]
 
 
 def _end_task(pool: Any, pid: int | None, release: Callable[[], None]) -> bool:
@@ -126,7 +235,7 @@ def _end_task(pool: Any, pid: int | None, release: Callable[[], None]) -> bool:
     A process is gone before its message is released. A killed greenlet's task counts as a success
     in Celery's green pools, which would acknowledge: its message is released before.
     """
-    kind = type(pool).__module__.rpartition(".")[2]
+    kind = _kind(pool)
     gone = False
     if kind == "prefork" and pid is not None:
         pool.terminate_job(pid, signal.SIGKILL)
@@ -139,12 +248,54 @@ def _end_task(pool: Any, pid: int | None, release: Callable[[], None]) -> bool:
 
 
 def _leave() -> None:
-    """End this process although threads of it run on; its children die with it."""
+    """End this process although threads of it run on; its children die with it.
+
+    Nothing that is registered at exit is run, but for the restart that a SIGHUP asked for.
+    """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
+    if _restarts:
+        worker_app._reload_current_worker()  # type: ignore[attr-defined]  # noqa: SLF001
     os._exit(EX_FAILURE)
+
+
+_restarts: list[int] = []  #: the SIGHUPs that asked for a restart
+
+
+def note_restarts() -> None:
+    """Take note of Celery's restart by SIGHUP, which it leaves to the interpreter's exit."""
+    sighup = getattr(signal, "SIGHUP", None)
+    handler: Any = None if sighup is None else signal.getsignal(sighup)
+    if getattr(handler, "__name__", "") != "restart_worker_sig_handler":
+        return
+
+    def restart_worker(signum: int, frame: Any) -> None:
+        _restarts.append(signum)
+        handler(signum, frame)
+
+    signals["SIGHUP"] = restart_worker
+
+
+def bound_end(consumer: Consumer, seconds: float, leave: Callable[[], None]) -> None:
+    """Call *leave* if the consumer does not close its connections within *seconds*.
+
+    A broker that is silent without having hung up keeps a warm shutdown for ever otherwise. No task
+    runs any more by then.
+    """
+    shutdown = consumer.shutdown
+
+    def bounded_shutdown() -> None:
+        timer = threading.Timer(seconds, leave)
+        timer.daemon = True
+        timer.start()
+        try:
+            shutdown()
+        finally:
+            timer.cancel()
+
+    consumer.shutdown = bounded_shutdown  # type: ignore[method-assign]
 
 
 def shorten_soft_shutdown(
@@ -160,7 +311,7 @@ def shorten_soft_shutdown(
 
     def wait_for_soft_shutdown() -> None:
         timeout = consumer.app.conf.worker_soft_shutdown_timeout
-        plain = any(getattr(each, "lease", None) is None for each in state.active_requests)
+        plain = _runs_plain_tasks()
         begin()
         if timeout <= 0 or plain or (is_idle() and not state.active_requests):
             celerys()

@@ -89,6 +89,7 @@ class Keeper:
         with self._leases.lock:
             now = self._clock.now()
             pass_ = _Pass(now, self._loop_seen(now))
+            self._leases.loop_alive, self._leases.keeper_seen = pass_.loop_seen, now
             for held in self._leases.held():
                 if held.lease.is_held:
                     self._look(held, pass_)
@@ -140,13 +141,14 @@ class Keeper:
         lease, board = held.lease, self._leases.board
         if held.slot is None:
             return
-        if board.read_outcome(held.slot) is Outcome.DONE:
-            lease.see(now)  # its outcome is stored: it must not run again, however late the ack is
-            return
         beat = board.read_time(held.slot, beatboard.BEAT)
         held.beat = max(held.beat, beat, lease.started_at or 0.0)
         held.quiet = board.read_time(held.slot, beatboard.QUIET)
-        if lease.policy.mode is Mode.HEARTBEAT:
+        if board.read_outcome(held.slot) is Outcome.DONE:
+            # What came of it is stored: it must not run again, however late it is acknowledged.
+            held.beat = now
+            lease.see(now)
+        elif lease.policy.mode is Mode.HEARTBEAT:
             lease.see(beat, held.quiet)
         elif held.pid is None or is_alive(held.pid):  # started, and the pool has not told by whom
             lease.see(now)

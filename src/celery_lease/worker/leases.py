@@ -26,7 +26,7 @@ from celery_lease.core import board as beatboard
 from celery_lease.core.board import Outcome
 from celery_lease.core.delivery import Answer, Claim, Terms
 from celery_lease.core.errors import TooManyDeliveries
-from celery_lease.core.lease import Lease, State
+from celery_lease.core.lease import Lease, Lost, State
 from celery_lease.worker import compat, forks, notices
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Ending(StrEnum):
     HANDED_OVER = "handed over"  #: by its task, for another worker to go on
     ENDED = "ended"  #: its task was ended, being out of time
     LOST = "lost"
+    STALLED = "stalled"  #: its task was silent for too long, and was ended or disowned
     BURIED = "dead-lettered"
 
 
@@ -93,6 +94,7 @@ class Leases:
         self.clock = clock
         self.worker_id = worker_id
         self.loop_seen = clock.now()  #: when the main loop last turned; main thread writes
+        self.loop_alive = self.keeper_seen = self.loop_seen  #: for probes; the keeper writes both
         self.loop_is_task = False  #: tasks run in the main loop (solo): their beats are its life
         self.on_claimed: Callable[[Lease], None] = lambda _: None
         #: Where a queue's dead letters go; None: the broker has an order of its own for them.
@@ -119,7 +121,7 @@ class Leases:
             return None
         message.lease_policy = policy
         about = {"task": name, "id": task_id, "worker": self.worker_id}
-        return Terms(seconds=policy.extension, about=about)
+        return Terms(seconds=policy.extension, longest=policy.max_duration, about=about)
 
     def claimed(self, claim: Claim, message: Any) -> None:
         """Hold a message from the moment it was claimed, before Celery sees it."""
@@ -191,8 +193,23 @@ class Leases:
             held = self._held.get(tag)
         if held is not None and held.lease.claim.delivery_limit is not None:
             self.hand_back([tag], front=False, orderly=False)
+        elif self.driver.capabilities.drops:
+            if self._take(tag, State.COMPLETED, Ending.COMPLETED) is not None:
+                self._settle(self.driver.drop, [tag])
         else:
             self.complete(tag)
+
+    def lost(self, tags: Sequence[str]) -> None:
+        """Lose leases at once whose messages are with others, and tell their tasks."""
+        with self.lock:
+            helds = [held for tag in tags if (held := self._held.get(tag)) and held.lease.is_held]
+            for held in helds:
+                held.lease.lose(Lost.TAKEN)
+                if held.slot is not None:
+                    self.board.flag(held.slot, ENDED)
+            running = [held for held in helds if self._has_started(held)]
+        for held in running:
+            notices.lost(held)
 
     # A request asks.
 
@@ -257,6 +274,13 @@ class Leases:
         """Whether the lease has not left this worker yet."""
         with self.lock:
             return tag in self._held
+
+    def process_ended(self, tag: str, cause: object) -> None:
+        """Say that the process of a task ended under it, if that is news here."""
+        with self.lock:
+            held = self._held.get(tag)
+        if held is not None:
+            notices.process_gone(held, cause)
 
     def end_soon(self, tag: str) -> None:
         """Have the keeper return a message whose task is being ended; for signal handlers."""
@@ -341,6 +365,9 @@ class Leases:
         Leases that are held all the same stay as they are at the broker, and expire.
         """
         self.settle_again()
+        with self.lock:
+            left = [held for held in self._held.values() if held.lease.is_held]
+        notices.left_behind(left)
         forks.forget(self.lock)
         self.board.close()
         self.driver.close()

@@ -1,6 +1,6 @@
 """What an operator reads about leases: one line for each loss, and for what leads to one.
 
-All at WARNING, because each is something to act on; with the task and the lease as fields.
+All at WARNING or above, because each is something to act on; with task and lease as fields.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from celery_lease.core.policy import Mode, OnLost
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from celery_lease.worker.diagnosis import Diagnosis
     from celery_lease.worker.leases import Held
 
 logger = logging.getLogger(__name__)
@@ -65,6 +68,62 @@ def unproven(held: Held) -> None:
         lease.policy.extension,
         extra=_fields(held),
     )
+
+
+def stalled(held: Held, silence: float, seen: Diagnosis) -> None:
+    """Say what a task does that is about to be ended because it said nothing for too long."""
+    lease = held.lease
+    logger.error(
+        "task %s[%s] has not beaten for %.1f s, process %s is %s: it is ended, its message "
+        "returned; delivery %d%s",
+        lease.name,
+        lease.task_id,
+        silence,
+        held.pid,
+        seen,
+        lease.claim.deliveries,
+        f"\n{seen.stack}" if seen.stack else "",
+        extra=_fields(held),
+    )
+
+
+def disowned(held: Held) -> None:
+    """Say that a task could not be ended, and what it can still do: nothing that counts."""
+    lease = held.lease
+    logger.error(
+        "task %s[%s] cannot be ended in this pool: it is disowned, its message was returned and "
+        "its outcome will be thrown away; its slot is taken until it ends",
+        lease.name,
+        lease.task_id,
+        extra=_fields(held),
+    )
+
+
+def process_gone(held: Held, cause: object) -> None:
+    """Say that a task's process ended under it."""
+    lease = held.lease
+    logger.error(
+        "task %s[%s]: its process %s ended under it (%s), delivery %d, token %d",
+        lease.name,
+        lease.task_id,
+        held.pid,
+        cause,
+        lease.claim.deliveries,
+        lease.claim.token,
+        extra=_fields(held),
+    )
+
+
+def left_behind(helds: Iterable[Held]) -> None:
+    """Say which leases a worker holds when it ends; each expires, and its message comes back."""
+    for held in helds:
+        lease = held.lease
+        logger.warning(
+            "worker ends while it holds task %s[%s]: its message comes back when its lease expires",
+            lease.name,
+            lease.task_id,
+            extra=_fields(held),
+        )
 
 
 def _fields(held: Held) -> dict[str, object]:

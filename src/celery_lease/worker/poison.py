@@ -51,16 +51,17 @@ class OutOfMemory(Exception):
     """Stands for a task's ``MemoryError``, for which Celery ends the worker, and then the next."""
 
 
-def survivable(exc_info: Any, *, stored: bool) -> Any:
+def survivable(exc_info: Any, exc: MemoryError, *, stored: bool) -> Any:
     """Return what to tell Celery of a task that ran out of memory.
 
     Args:
-        exc_info: What the pool told, of a ``MemoryError``.
+        exc_info: What the pool told.
+        exc: The error in it.
         stored: The task process has stored the failure: the task has failed, and that is all. Else
             it got nowhere, which is the loss of a delivery as by a killed process.
     """
     told = copy(exc_info)
-    text = f"out of memory: {exc_info.exception}"
+    text = f"out of memory: {exc!r}"
     told.exception = OutOfMemory(text) if stored else WorkerLostError(text)
     told.type = type(told.exception)
     return told

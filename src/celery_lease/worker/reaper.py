@@ -61,8 +61,7 @@ class Reaper:
         for _ in range(BATCHES):
             batch = self._driver.reap(limit=BATCH)
             self.counters.add(batch)  # the next call may fail, and these are back in their queues
-            for each in batch:
-                tell(each)
+            _tell(batch)
             reaped += batch
             if len(batch) < BATCH:
                 break
@@ -70,35 +69,25 @@ class Reaper:
         return reaped
 
 
-def tell(each: Reaped) -> None:
-    """Say what became of one message."""
-    extra = {"task_id": each.about.get("id"), "lease": each.tag}
-    if each.error:
-        logger.error(
-            "message %s not returned to queue %s, next try in a minute: %s",
-            each.tag,
-            each.queue or "?",
-            each.error,
-            extra=extra,
-        )
-    elif not each.leased:
-        logger.warning(
-            "message %s of queue %s overdue for %.1f s: returned to queue",
-            each.tag,
-            each.queue,
-            each.late,
-            extra=extra,
-        )
-    elif each.rested:
-        logger.info("task %s[%s] may be tried again", *_task(each), extra=extra)
-    else:
-        logger.warning(
-            "lease of task %s[%s] held by %s expired %.1f s ago: message returned to queue",
-            *_task(each),
-            each.about.get("worker"),
-            each.late,
-            extra=extra,
-        )
+def _tell(batch: Sequence[Reaped]) -> None:
+    plain = sum(not each.leased and not each.error for each in batch)
+    if plain:
+        logger.warning("%d messages without a lease were overdue: returned to queue", plain)
+    for each in batch:
+        extra = {"task_id": each.about.get("id"), "lease": each.tag}
+        if each.error:
+            text = "message %s not returned to queue %s, next try in a minute: %s"
+            logger.error(text, each.tag, each.queue or "?", each.error, extra=extra)
+        elif each.rested:
+            logger.info("task %s[%s] may be tried again", *_task(each), extra=extra)
+        elif each.leased:
+            logger.warning(
+                "lease of task %s[%s] held by %s expired %.1f s ago: message returned to queue",
+                *_task(each),
+                each.about.get("worker"),
+                each.late,
+                extra=extra,
+            )
 
 
 def _task(each: Reaped) -> tuple[object, object]:

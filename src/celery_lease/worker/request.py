@@ -10,7 +10,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
-from celery.exceptions import TaskRevokedError, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import (
+    InvalidTaskError,
+    TaskRevokedError,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
 from celery.worker.request import Request
 
 from celery_lease.core.board import BoardFull
@@ -35,7 +41,16 @@ class LeasedRequest(Request):
     is_void = False  #: ended without an outcome, because its lease was gone
 
     def __init__(self, message: Any, **options: Any) -> None:
-        super().__init__(message, **options)
+        """Read the message.
+
+        Raises:
+            InvalidTaskError: Its body is no task's; Celery drops it. Celery's own error would end
+                the worker, and the message, handed back in order, the next one.
+        """
+        try:
+            super().__init__(message, **options)
+        except (ValueError, TypeError) as exc:
+            raise InvalidTaskError(f"body of a leased task's message: {exc}") from exc
         self.lease = getattr(message, "lease", None)
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -104,9 +119,11 @@ class LeasedRequest(Request):
         if isinstance(exc, ExceptionWithTraceback):
             exc = exc.exc
         if isinstance(exc, MemoryError) and self.lease is not None:
-            exc_info = poison.survivable(exc_info, stored=return_ok)
+            exc_info = poison.survivable(exc_info, exc, stored=return_ok)
             exc = exc_info.exception
         self.lease_loss = isinstance(exc, PROCESS_GONE)
+        if self.lease is not None and self.lease_loss:
+            self.lease.leases.process_ended(self.lease.tag, exc)
         if self.lease is not None and self._came_to_nothing(exc, return_ok):
             self._drop(self.lease)
             return

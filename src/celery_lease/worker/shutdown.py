@@ -5,6 +5,7 @@
     asked to stop ─► what waits goes back ─► interruptible tasks are told
                                           ─► each task has its lease_shutdown_timeout
                                           ─► out of time: told at its next beat ─► ended, released
+                  ─► nothing runs, and the broker is silent for 10 s: the worker leaves
 
 Driven by the keeper's thread, because the main loop stands still in every kind of shutdown:
 in a warm one it waits for the pool, in a soft one it sleeps inside the signal handler, in a solo
@@ -26,8 +27,7 @@ from celery_lease.core import board as beatboard
 from celery_lease.worker.leases import Ending
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from celery_lease.worker.compat import Ender
     from celery_lease.worker.leases import Held, Leases
 
 logger = logging.getLogger(__name__)
@@ -36,17 +36,8 @@ logger = logging.getLogger(__name__)
 LOOK_INTERVAL = 0.1
 #: Seconds that a task has between being told to hand over and being ended.
 TOLD = 2.0
-
-
-@dataclass(slots=True)
-class Ender:
-    """What a pool can do about a task that does not end by itself."""
-
-    #: End the task and release its message, the latter by the function given; False: the task
-    #: cannot be ended, it was disowned.
-    end: Callable[[Held, Callable[[], None]], bool]
-    leave: Callable[[], None]  #: end the worker although disowned tasks still run in it
-    failed: Callable[[], None]  #: let the worker's exit code say that tasks had to be ended
+#: Seconds that a worker without tasks waits for an answer of its broker before it leaves.
+SILENCE = 10.0
 
 
 @dataclass(slots=True)
@@ -61,6 +52,7 @@ class Shutdown:
     _disowned: int = 0
     _told: set[str] = field(default_factory=set)
     _reported: bool = False
+    _hangs_since: float | None = None
 
     def ask(self) -> None:
         """Begin at the keeper's next pass. Safe in a signal handler: no lock, no I/O."""
@@ -78,7 +70,7 @@ class Shutdown:
             self._press(held)
         if not len(self.leases):
             self.report()
-            if self._disowned:
+            if self._disowned or self._is_stuck():
                 self.ender.leave()
         return LOOK_INTERVAL
 
@@ -86,20 +78,33 @@ class Shutdown:
         self._since = self.leases.clock.now()
         self.leases.door_closed = True
         self.leases.board.announce_shutdown()
-        for held in self.leases.running():
-            if held.lease.policy.interruptible:
-                self._tell(held)
 
     def _press(self, held: Held) -> None:
-        """Tell a task that is out of time to hand over, and end it if it does not."""
+        """Tell a task that may be interrupted or is out of time, and end it if it does not react.
+
+        At each pass: a process may have taken a task from the pool's queue just as the door closed.
+        """
         over = self._waited() - held.lease.policy.shutdown_timeout
         if over >= TOLD:
             self._end(held)
-        elif over >= 0:
+        elif over >= 0 or held.lease.policy.interruptible:
             self._tell(held)
 
     def _waited(self) -> float:
         return 0.0 if self._since is None else self.leases.clock.now() - self._since
+
+    def _is_stuck(self) -> bool:
+        """Whether nothing keeps the worker but a broker that has been silent for long."""
+        if not self.ender.hangs():
+            self._hangs_since = None
+            return False
+        now = self.leases.clock.now()
+        if self._hangs_since is None:
+            self._hangs_since = now
+        stuck = now - self._hangs_since >= SILENCE
+        if stuck:
+            logger.critical("the broker has not answered for %g s: the worker leaves", SILENCE)
+        return stuck
 
     def _tell(self, held: Held) -> None:
         if held.lease.claim.tag not in self._told:
@@ -116,7 +121,6 @@ class Shutdown:
             lease.policy.shutdown_timeout + TOLD,
             extra={"task_id": lease.task_id, "task_name": lease.name, "lease": lease.claim.tag},
         )
-        self.ender.failed()
 
         def release() -> None:
             self.leases.hand_back([lease.claim.tag], ending=Ending.ENDED)
@@ -131,4 +135,6 @@ class Shutdown:
         self._reported = True
         done = Counter(self.leases.endings)
         done.subtract(self._before)
+        if done[Ending.ENDED]:  # also by Celery's cold shutdown
+            self.ender.failed()
         logger.info("leases at shutdown: %s", ", ".join(f"{done[each]} {each}" for each in Ending))

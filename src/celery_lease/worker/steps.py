@@ -7,6 +7,7 @@ is consumed, and hands back what has not started when consuming ends.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import uuid
@@ -17,17 +18,20 @@ from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
 from celery.signals import worker_shutting_down
 
+import celery_lease.worker.control  # noqa: F401  (the worker knows its commands by this)
 from celery_lease import brokers, settings
 from celery_lease.core.board import Board
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.errors import LeaseError
 from celery_lease.worker import compat
+from celery_lease.worker.drain import Drain
 from celery_lease.worker.keeper import LONGEST_WAIT, Keeper
 from celery_lease.worker.leases import Leases
 from celery_lease.worker.policies import Policies
 from celery_lease.worker.reaper import Reaper
 from celery_lease.worker.service import Service
-from celery_lease.worker.shutdown import Shutdown
+from celery_lease.worker.shutdown import SILENCE, Shutdown
+from celery_lease.worker.watchdog import EVENT, Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +52,16 @@ STOP_TIMEOUT = 2.0
 
 class LeaseSettings(bootsteps.StartStopStep):
     """Checks everything that can be wrong before the worker takes its first message."""
+
+    def __init__(self, worker: WorkController, **options: Any) -> None:
+        """Keep the collector from what is loaded by now, before the pool forks.
+
+        It would write into every object and so copy the memory that task processes share: more, by
+        an order of magnitude, than the worker parts need (see ``gc.freeze`` in Python's manual).
+        """
+        super().__init__(worker, **options)
+        gc.collect()
+        gc.freeze()
 
     def start(self, worker: WorkController) -> None:
         """Check settings, task options and broker.
@@ -76,11 +90,13 @@ class LeaseConsumer(bootsteps.StartStopStep):
         super().__init__(consumer, **options)
         self.leases: Leases | None = None
         self.reaper: Reaper | None = None
+        self.watchdog: Watchdog | None = None
         self._services: list[Service] = []
         self._loop_interval = LOOP_INTERVAL
         self._end_ticks: Callable[[], None] = lambda: None
         self._shutdown: Shutdown | None = None
-        consumer.leases = None  # type: ignore[attr-defined]  # for remote control commands
+        consumer.leases = None  # type: ignore[attr-defined]
+        consumer.lease_drain = None  # type: ignore[attr-defined]  # for remote control commands
 
     def start(self, consumer: Consumer) -> None:
         """Put the new channel under leases; at the first start, begin to keep them."""
@@ -95,18 +111,27 @@ class LeaseConsumer(bootsteps.StartStopStep):
             consumer.leases = self.leases  # type: ignore[attr-defined]
             if self.leases.driver.capabilities.buries:
                 self.leases.dead_letter_queue_of = loaded.dead_letter_queue_of
-            self._shutdown = Shutdown(self.leases, compat.ender(consumer))
+            ender = compat.ender(consumer)
+            self._shutdown = Shutdown(self.leases, ender)
+            compat.bound_end(consumer, SILENCE, ender.leave)
+            compat.note_restarts()
             compat.shorten_soft_shutdown(
                 consumer, self._ask_to_stop, lambda: not len(self.leases or ())
             )
             worker_shutting_down.connect(self._ask_to_stop, sender=consumer.hostname)
+            consumer.lease_drain = Drain(  # type: ignore[attr-defined]
+                self.leases, self._shutdown, lambda: self._clear_soon(consumer)
+            )
             self._loop_interval = min([LOOP_INTERVAL, *(LOOP_SHARE * each for each in extensions)])
+            self.watchdog = Watchdog(self.leases, compat.watched(consumer))
             self._start_services(
                 self.leases, self._shutdown, loaded.reaper_interval_for(extensions)
             )
         brokers.lease_messages(channel, self.leases.driver, self.leases, self.leases.clock)
         self._end_ticks()
-        self._end_ticks = compat.every(consumer, self._loop_interval, self._see_loop)
+        self._end_ticks = compat.every(
+            consumer, self._loop_interval, lambda: self._see_loop(consumer)
+        )
 
     def stop(self, consumer: Consumer) -> None:
         """Hand back what does not run: this consumer will not start it.
@@ -146,11 +171,23 @@ class LeaseConsumer(bootsteps.StartStopStep):
         """Begin to let go of leases. Also called inside a signal handler: no lock, no I/O."""
         if self._shutdown is not None:
             self._shutdown.ask()
-            self._services[0].wake()
+            for keeper in self._services[:1]:  # there is none yet while the worker starts
+                keeper.wake()
 
-    def _start_services(
-        self, leases: Leases, shutdown: Shutdown, reaper_interval: float
-    ) -> None:
+    def _clear_soon(self, consumer: Consumer) -> None:
+        """Have the consuming thread clear what a drain leaves between broker and tasks."""
+
+        def clear() -> None:
+            leases = self.leases
+            if leases is None or not leases.door_closed:
+                return
+            brokers.end_receiving(compat.channel_of(consumer))
+            leases.hand_back_unstarted()
+            compat.forget_requests(lambda lease: not lease.leases.knows(lease.tag))
+
+        consumer.call_soon(clear)
+
+    def _start_services(self, leases: Leases, shutdown: Shutdown, reaper_interval: float) -> None:
         keeper, reaper = Keeper(leases), Reaper(leases.driver)
         self.reaper = reaper
 
@@ -167,11 +204,15 @@ class LeaseConsumer(bootsteps.StartStopStep):
                 logger.warning("no sweep for expired leases: %s", exc)
             return reaper_interval
 
+        def watch() -> float:
+            return LONGEST_WAIT if self.watchdog is None else self.watchdog.run_once()
+
         self._services = [
             Service("celery-lease-keeper", keep, retry=1.0, on_death=compat.stop_worker),
             Service(
                 "celery-lease-reaper", reap, retry=reaper_interval, on_death=compat.stop_worker
             ),
+            Service("celery-lease-watchdog", watch, retry=1.0, on_death=compat.stop_worker),
         ]
         for service in self._services:
             service.start()
@@ -182,9 +223,12 @@ class LeaseConsumer(bootsteps.StartStopStep):
         if lease.policy.interval < 4 * LONGEST_WAIT:
             self._services[0].wake()
 
-    def _see_loop(self) -> None:
+    def _see_loop(self, consumer: Consumer) -> None:
         if self.leases is not None:
             self.leases.loop_seen = self.leases.clock.now()
+            brokers.turn(compat.channel_of(consumer))
+        while self.watchdog is not None and self.watchdog.events:
+            compat.send_event(consumer, EVENT, self.watchdog.events.popleft())
 
 
 def _make_leases(consumer: Consumer, channel: Any, policies: Policies) -> Leases:

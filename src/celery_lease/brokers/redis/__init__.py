@@ -30,6 +30,12 @@ Beside them, with ``unacked`` standing for the configured key and behind any ``g
 ``<queue>.malformed``
     list of texts from that queue that are no messages. Nothing reads it; for people.
 
+A message that was lost for the second time other than by expiry rests before it goes back: it stays
+in all four places, under its tag with a ``~`` behind, with the end of its rest as its expiry.
+
+Plain messages are swept too, by kombu's rule, so that a channel with leases does not take part in
+kombu's own sweep; see :mod:`.plain`.
+
 Needs a server that knows ``ZMSCORE`` (Redis 6.2, any Valkey) and a user that may run scripts,
 ``TIME`` and the commands that kombu itself uses. A server that is full does not refuse the scripts:
 a held message must not become homeless.

@@ -17,12 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
+from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 
 if TYPE_CHECKING:
     from celery_lease.brokers.redis.driver import RedisDriver
 
 logger = logging.getLogger(__name__)
 
+#: How a server's answer to a BRPOP begins that it refuses for now: it became a replica, or runs a
+#: script.
+PASSING = (
+    "UNBLOCKED",
+    "READONLY",
+    "You can't write against a read only replica",
+    "BUSY",
+    "Redis is busy",
+)
 #: Name of the list for unreadable texts, after that of the list they came from.
 SUFFIX = ".malformed"
 
@@ -59,7 +69,13 @@ class Arrivals:
         self._popped = None
 
     def _parse_response(self, connection: Any, command_name: str, **options: Any) -> Any:
-        reply = self._parse(connection, command_name, **options)
+        try:
+            reply = self._parse(connection, command_name, **options)
+        except ResponseError as exc:
+            if command_name != "BRPOP" or not str(exc).startswith(PASSING):
+                raise
+            # For Celery an unknown error is the end of the worker, a lost connection is not.
+            raise ConnectionError(f"no message: {exc}") from exc
         if command_name == "BRPOP":
             self._popped = reply
         return reply

@@ -96,7 +96,8 @@ class LeaseQoS(kombu_redis.QoS):
         ended = [tag for tag in leased if not self.holder.keeps(tag) and self._release(tag)]
         # Newest first, so that the oldest ends up at the front of the line.
         self.holder.hand_back(ended[::-1], front=True)
-        super().restore_unacked(client)
+        if self._delivered:  # kombu would connect for nothing, and to a broker that may be gone
+            super().restore_unacked(client)
 
     def restore_visible(self, *_: Any, **__: Any) -> None:
         """Leave the sweep to the reaper, which returns what kombu would, and sooner.

@@ -166,7 +166,7 @@ class RedisDriver:
         except Exception as exc:
             raise OSError(f"expired leases not returned: {exc}") from exc
         reaped = [_reaped(*each) for each in replies]
-        return reaped + self._sweep(limit - len(reaped))
+        return reaped + self._sweep(limit - sum(not each.error for each in reaped))
 
     def overdue(self, *, limit: int) -> list[Reaped]:
         """Return what a sweep would return, without its queues, as far as *limit* goes."""

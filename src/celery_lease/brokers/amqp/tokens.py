@@ -1,0 +1,27 @@
+"""Fencing tokens from the host's clock, as RabbitMQ has no counter over the messages of a task.
+
+Microseconds since 1970, and always more than the last token of this worker. Over all deliveries
+and retries of a task a token grows as long as the clocks of the workers' hosts agree better than
+two of its deliveries are apart: a redelivery after a crash can follow in milliseconds, one after an
+expiry follows after seconds. Tokens stay below 2**53, exact wherever numbers are doubles.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from celery_lease.core.clock import Clock
+
+
+class Tokens:
+    """Makes tokens. For the consuming thread only."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last = 0
+
+    def next(self) -> int:
+        """Return a token that is greater than all before it."""
+        self._last = max(self._last + 1, int(self._clock.wall().timestamp() * 1_000_000))
+        return self._last

@@ -1,0 +1,138 @@
+"""That the verdict can fail; ``python -m tests.chaos`` is what gives one."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chaos.histogram import bars
+from chaos.journal import lost_at_arrival
+from chaos.store import Effects, Store
+from chaos.verdict import Verdict, judge
+from harness.lease_desk import Bench
+from harness.ledger import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from harness.brokers import RedisServer
+
+TESTS = Path(__file__).resolve().parent.parent
+FIRST, SECOND = 1_000_000_000, 1_010_000_000  #: tokens: leases that began at 1,000 and 1,010 s
+
+
+def entry(event: str, token: int, wall: float) -> Entry:
+    """Return what a run wrote."""
+    facts = {"token": token, "wall": wall}
+    return Entry(event=event, task_id="t", worker="w", pid=1, at=0.0, facts=facts)
+
+
+def verdict(effects: dict[str, Effects], *entries: Entry) -> Verdict:
+    """Judge what the store and the ledger say of one task."""
+    return Verdict(
+        seed=1,
+        seconds=1.0,
+        sent=len(effects),
+        findings=judge(effects, entries),
+        at_arrival=set(),
+        staged=Counter(),
+        left={},
+        died=0,
+        stuck=0,
+    )
+
+
+def test_a_run_that_saw_its_lease_as_held_after_another_began_is_an_overlap() -> None:
+    """Held at 1,010.5 s, while the second lease began at 1,010 s: that fails the staging."""
+    runs = entry("start", FIRST, 1000.1), entry("start", SECOND, 1010.1)
+    held = {FIRST: 1010.5, SECOND: 1012.0}
+    found = verdict({"t": Effects(done=1, held=held)}, *runs)
+    assert len(found.findings.overlaps) == 1
+    assert not found.is_good()
+
+
+def test_a_takeover_after_the_last_beat_is_no_overlap_but_a_recovery() -> None:
+    """Held until 1,004 s and run elsewhere at 1,010.1 s: 6.1 seconds to recover."""
+    runs = entry("start", FIRST, 1000.1), entry("start", SECOND, 1010.1)
+    held = {FIRST: 1004.0, SECOND: 1012.0}
+    found = verdict({"t": Effects(done=1, held=held, refused=1)}, *runs)
+    assert found.is_good()
+    assert found.findings.recoveries == [pytest.approx(6.1)]
+    assert (found.findings.redelivered, found.findings.refused) == (1, 1)
+
+
+def test_a_task_without_its_last_effect_is_lost() -> None:
+    """Begun and never done: that fails the staging."""
+    found = verdict({"t": Effects(held={FIRST: 1001.0})}, entry("start", FIRST, 1000.1))
+    assert found.findings.lost == ["t"]
+    assert not found.is_good()
+
+
+def test_the_histogram_counts_every_time_once() -> None:
+    """Times on the bounds and beyond the last one have a class each."""
+    times = [0.0, 0.5, 4.0, 7.2, 500.0]
+    assert sum(bar.count for bar in bars(times)) == len(times)
+
+
+def test_the_store_refuses_a_former_holder(own_valkey: RedisServer) -> None:
+    """A write with a smaller token changes nothing and is counted."""
+    store = Store(own_valkey.url())
+    assert store.write("t", SECOND, "done", 1010.0)
+    assert not store.write("t", FIRST, "done", 1009.0)
+    effects = store.effects("t")
+    assert (effects.done, effects.refused) == (1, 1)
+    assert effects.held == {FIRST: 1009.0, SECOND: 1010.0}
+
+
+def test_the_journal_tells_a_popped_message_from_a_claimed_one(
+    own_valkey: RedisServer, tmp_path: Path
+) -> None:
+    """Of two messages that are nowhere any more, one was claimed before it went."""
+    bench = Bench(own_valkey.url())
+    with contextlib.closing(bench):
+        bench.publish("claimed")
+        desk = bench.desk()
+        (message,) = desk.receive()
+        desk.driver.complete([message.claim.tag])
+        bench.publish("popped", queue="other")
+        with own_valkey.client() as client:
+            (popped,) = client.lrange("other", 0, -1)
+            client.rpop("other")
+    ids = {message.delivery_tag.partition("#")[0], popped.decode()[:60]}
+    assert lost_at_arrival(tmp_path / "valkey", ids) == {popped.decode()[:60]}
+
+
+def test_every_test_that_the_page_names_exists() -> None:
+    """A guarantee without its test is none."""
+    page = (TESTS.parent / "docs" / "guarantees.md").read_text()
+    names = set(re.findall(r"`(test_\w+)`", page))
+    sources = "".join(path.read_text() for path in TESTS.rglob("test_*.py"))
+    assert len(names) > 20
+    assert {name for name in names if f"def {name}(" not in sources} == set()
+
+
+@pytest.fixture
+def bench(own_valkey: RedisServer) -> Iterator[Bench]:
+    """Consumers on a server that this test may end."""
+    made = Bench(own_valkey.url())
+    yield made
+    for desk in made.desks:
+        desk.driver.close()
+
+
+def test_a_channel_with_leases_closes_although_its_broker_is_gone(
+    bench: Bench, own_valkey: RedisServer
+) -> None:
+    """Celery lets go of the transport before the channel closes, and kombu cannot connect then."""
+    bench.publish("body")
+    desk = bench.desk()
+    desk.receive()
+    own_valkey.kill()
+    own_valkey.wait()
+    desk.connection.transport.client = None  # as Connection.collect() leaves it
+    desk.channel.close()

@@ -1,0 +1,89 @@
+"""The points as a picture: three panels over the number of leases, both axes by powers of ten."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from benchmarks.chart import STYLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from growth.measure import Point
+
+PANEL_WIDTH, PANEL_HEIGHT, LEFT, TOP, GAP = 250, 200, 62, 74, 58
+COLOURS = ("#2a78d6", "#c4472d", "#2f8f5b", "#8a5bc4", "#b8860b", "#5a6672", "#d45f9e")
+
+SVG = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+    'aria-label="Commands, server time and lag over the number of leases">'
+)
+
+
+def svg(points: Sequence[Point]) -> str:
+    """Return an SVG document that reads in light and in dark surroundings."""
+    workers = sorted({point.workers for point in points})
+    width, height = LEFT + 3 * (PANEL_WIDTH + GAP), TOP + PANEL_HEIGHT + 92
+    parts = [
+        SVG.format(width=width, height=height),
+        f"<style>{STYLE}</style>",
+        f'<rect class="ground" width="{width}" height="{height}" rx="8"/>',
+        '<text class="title" x="20" y="30">Growth: leases in all, held by so many workers</text>',
+        *_panel(0, "commands a second", points, workers, lambda point: point.commands),
+        *_panel(1, "server CPU, % of one processor", points, workers, lambda p: p.server_cpu),
+        *_panel(2, "lag of an extension, s (99.9 %)", points, workers, lambda p: p.lag_worst),
+        *_legend(workers, height - 20),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _panel(
+    number: int,
+    title: str,
+    points: Sequence[Point],
+    workers: Sequence[int],
+    value: Callable[[Point], float],
+) -> Iterator[str]:
+    x0, y0 = LEFT + number * (PANEL_WIDTH + GAP), TOP + PANEL_HEIGHT
+    known = [point for point in points if value(point) > 0]
+    xs, ys = _decades([p.all_leases for p in known]), _decades([value(p) for p in known])
+
+    def place(point: Point) -> tuple[float, float]:
+        x = (math.log10(point.all_leases) - xs[0]) / (xs[-1] - xs[0])
+        y = (math.log10(value(point)) - ys[0]) / (ys[-1] - ys[0])
+        return x0 + x * PANEL_WIDTH, y0 - y * PANEL_HEIGHT
+
+    yield f'<text class="value" x="{x0}" y="{TOP - 14}">{title}</text>'
+    for power in xs:
+        x = x0 + PANEL_WIDTH * (power - xs[0]) / (xs[-1] - xs[0])
+        yield _label(x, y0 + 20, "middle", power)
+    for power in ys:
+        y = y0 - PANEL_HEIGHT * (power - ys[0]) / (ys[-1] - ys[0])
+        yield f'<rect class="track" x="{x0}" y="{y:.1f}" width="{PANEL_WIDTH}" height="1"/>'
+        yield _label(x0 - 6, y + 4, "end", power)
+    for count, colour in zip(workers, COLOURS, strict=False):
+        own = sorted((p for p in known if p.workers == count), key=lambda p: p.leases)
+        spots = [place(point) for point in own]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
+        yield f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        for x, y in spots:
+            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>'
+
+
+def _legend(workers: Sequence[int], y: int) -> Iterator[str]:
+    for number, (count, colour) in enumerate(zip(workers, COLOURS, strict=False)):
+        x = LEFT + number * 120
+        yield f'<circle cx="{x}" cy="{y - 4}" r="5" fill="{colour}"/>'
+        yield f'<text x="{x + 12}" y="{y}">{count} worker{"s" * (count > 1)}</text>'
+
+
+def _label(x: float, y: float, anchor: str, power: int) -> str:
+    number = f"{10**power:,}" if power >= 0 else f"{10.0**power:g}"
+    return f'<text class="soft" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{number}</text>'
+
+
+def _decades(values: Sequence[float]) -> list[int]:
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    return list(range(low, max(high, low + 1) + 1))

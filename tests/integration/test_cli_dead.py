@@ -1,0 +1,168 @@
+"""``celery lease dead`` and ``celery lease reap`` on a broker without a worker."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from celery_lease.cli import lease
+from harness.lease_desk import Bench
+from harness.ledger import ENV
+from harness.processes import LocalProcess
+from harness.waiting import eventually
+from harness.workers import TESTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from celery import Celery
+
+    from harness.setup import Setup
+
+pytestmark = pytest.mark.compat
+
+TASKS = ("t1", "t2", "t3")
+
+
+class Shell:
+    """Runs ``celery -A proj lease`` in the test's process, with an app of the test's own."""
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+
+    def fails(self, *args: str) -> str:
+        """Run a command that has to fail and return what it said."""
+        result = self._run(args)
+        assert result.exit_code, result.output
+        return str(result.output)
+
+    def __call__(self, *args: str, **options: Any) -> str:
+        result = self._run(args, **options)
+        assert result.exit_code == 0, result.output
+        return str(result.output)
+
+    def _run(self, args: tuple[str, ...], **options: Any) -> Any:
+        return CliRunner().invoke(lease, args, obj=SimpleNamespace(app=self.app), **options)
+
+
+@pytest.fixture
+def bench(setup: Setup) -> Iterator[Bench]:
+    """The database that the app uses as its broker."""
+    bench = Bench(setup.broker)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def shell(setup: Setup) -> Iterator[Shell]:
+    """A shell on that broker."""
+    with setup.app() as app:
+        yield Shell(app)
+
+
+def publish(bench: Bench, *tasks: str, **properties: Any) -> None:
+    """Send messages as Celery does, as far as anybody looks here."""
+    for task in tasks:
+        headers = {"id": task, "task": "proj.work"}
+        bench.publish([[task], {}, {}], headers=headers, **properties)
+
+
+@pytest.fixture
+def buried(bench: Bench) -> Bench:
+    """Three dead letters; one was lost once."""
+    desk = bench.desk()
+    publish(bench, *TASKS, priority=6)
+    messages = desk.receive(3)
+    desk.driver.hand_back([messages[0].claim.tag], orderly=False, front=True)
+    messages[0] = desk.receive()[0]
+    for message in messages:
+        desk.driver.bury(message.claim.tag, "q.dead")
+    desk.stop()
+    return bench
+
+
+def test_dead_letters_are_listed_and_shown_with_their_history(buried: Bench, shell: Shell) -> None:
+    """Which task, how often lost, by whom, when, and what it was asked to do."""
+    lines = shell("dead", "list").splitlines()
+    assert [line.split("  ")[1:] for line in lines] == [
+        ["q.dead", "proj.work[t1]", "lost 1 times"],
+        ["q.dead", "proj.work[t2]", "lost 0 times"],
+        ["q.dead", "proj.work[t3]", "lost 0 times"],
+    ]
+    assert shell("dead", "list", "-q", "other") == ""
+    shown = json.loads(shell("dead", "show", "t1"))
+    assert (shown["task"], shown["origin"], shown["losses"]) == ("proj.work", "q", 1)
+    assert [each["reason"] for each in shown["history"]] == ["given up"]
+    assert "t1" in shown["body"]
+    assert "t4" in shell.fails("dead", "show", "t4")
+    assert buried.waiting("q.dead") == 3
+
+
+def test_a_retried_letter_goes_back_with_a_clean_record(buried: Bench, shell: Shell) -> None:
+    """To its queue and priority, once, with nothing counted against it."""
+    assert "1 messages sent back" in shell("dead", "retry", "t1")
+    assert "t1" in shell.fails("dead", "retry", "t1")
+    desk = buried.desk()
+    (message,) = desk.receive()
+    assert message.headers["id"] == "t1"
+    assert message.properties["priority"] == 6
+    assert (message.claim.deliveries, message.claim.losses) == (1, 0)
+    assert "dead" not in message._raw
+    assert "2 messages sent back" in shell("dead", "retry", "--all")
+    assert [each.headers["id"] for each in desk.receive(2)] == ["t2", "t3"]
+    assert shell("dead", "list") == ""
+
+
+def test_letters_are_thrown_away_only_on_a_yes(buried: Bench, shell: Shell) -> None:
+    """One, then all; and never for want of arguments."""
+    shell.fails("dead", "purge")
+    shell.fails("dead", "purge", "t1")  # nobody there to say yes
+    assert buried.waiting("q.dead") == 3
+    assert "1 messages thrown away" in shell("dead", "purge", "t1", input="y\n")
+    assert "2 messages thrown away" in shell("dead", "purge", "--all", "--force")
+    assert buried.waiting("q.dead") == buried.waiting() == 0
+
+
+def test_expired_leases_are_returned_by_hand(bench: Bench, shell: Shell) -> None:
+    """Once, and after a look that changes nothing."""
+    publish(bench, "t1", "t2")
+    desk = bench.desk(seconds=0.3)
+    desk.receive(2)
+    desk.stop()
+    eventually(lambda: "would return 2 messages" in shell("reap", "--dry-run"))
+    assert bench.waiting() == 0
+    assert "returned 2 messages" in shell("reap")
+    assert "returned 0 messages" in shell("reap")
+    assert bench.waiting() == 2
+    shell.fails("reap", "--forever", "--dry-run")
+
+
+def test_a_broker_that_is_away_is_one_line(shell: Shell) -> None:
+    """No traceback for who typed a command."""
+    shell.app.conf.broker_url = "redis://127.0.0.1:1/0"
+    assert "Traceback" not in shell.fails("reap")
+    shell.app.conf.broker_url = "filesystem://"
+    assert "redis" in shell.fails("dead", "list")
+
+
+def test_a_reaper_runs_as_a_process_of_its_own(bench: Bench, setup: Setup, tmp_path: Path) -> None:
+    """It returns what expires while it runs, and ends in order on SIGTERM."""
+    command = [sys.executable, "-m", "celery", "-A", "harness.app", "lease", "reap", "--forever"]
+    env = {**setup.env(), "PYTHONPATH": str(TESTS), ENV: str(tmp_path / "ledger.jsonl")}
+    process = LocalProcess([*command, "--interval", "0.1"], tmp_path / "reap.log", env=env)
+    process.start()
+    publish(bench, "t1")
+    desk = bench.desk(seconds=0.5)
+    desk.receive()
+    desk.stop()
+    eventually(lambda: bench.waiting() == 1, within=30, what=process.log)
+    process.term()
+    assert process.wait(10) == 0
+    assert "returned 1 messages" in process.log
+    process.close()

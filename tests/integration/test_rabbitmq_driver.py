@@ -1,0 +1,195 @@
+"""The RabbitMQ driver on Debian's server, by consumers inside of the test."""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from amqp.exceptions import PreconditionFailed
+from kombu import Queue
+
+from celery_lease import brokers
+from celery_lease.core.delivery import Answer
+from harness.lease_desk import Bench, bodies
+from harness.rabbitmq import QUORUM
+from harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from harness.rabbitmq import RabbitServer
+
+pytestmark = pytest.mark.compat
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def bench(rabbitmq: RabbitServer) -> Iterator[Bench]:
+    """Consumers and publishers."""
+    bench = Bench(rabbitmq.url)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture(params=[{}, QUORUM], ids=["classic", "quorum"])
+def queue(request: pytest.FixtureRequest) -> Queue:
+    """A queue of this test, of either kind."""
+    return Queue(f"driver{next(_numbers)}", queue_arguments=request.param)
+
+
+def waiting(bench: Bench, name: str) -> int:
+    """Return how many messages wait in a queue, however it was declared."""
+    with bench.channel() as channel:
+        return int(channel.queue_declare(name, passive=True).message_count)
+
+
+def test_a_former_holder_touches_nothing_and_is_told(bench: Bench, queue: Queue) -> None:
+    """Numbers start anew on each channel: what it sent would hit another message."""
+    bench.publish("a", queue=queue)
+    loser = bench.desk(queue)
+    (stale,) = loser.receive()
+    loser.connection.collect()  # cut, without a word to the broker
+    assert loser.holder.gone == [stale.claim.tag]
+    desk = bench.desk(queue)
+    (message,) = desk.receive()
+    assert (message.claim.deliveries, message.claim.losses) == (2, 1)
+    assert message.claim.token > stale.claim.token
+    stale.ack()
+    assert loser.holder.answers == [Answer.LOST]
+    assert loser.extend(stale) is Answer.LOST
+    assert desk.extend(message) is Answer.HELD
+    message.ack()
+    assert desk.holder.answers == [Answer.HELD]
+    assert desk.receives_nothing()
+
+
+def test_a_channel_that_the_broker_closes_loses_its_leases(bench: Bench, queue: Queue) -> None:
+    """py-amqp opens it again at once, and its numbers are other messages' from then on."""
+    bench.publish("a", queue=queue)
+    loser = bench.desk(queue)
+    (stale,) = loser.receive()
+    loser.channel.basic_ack(77)
+    with pytest.raises(PreconditionFailed):
+        eventually(loser.turn)
+    assert loser.channel.is_open
+    assert loser.holder.gone == [stale.claim.tag]
+    desk = bench.desk(queue)
+    (message,) = desk.receive()
+    stale.ack()
+    assert loser.holder.answers == [Answer.LOST]
+    message.ack()
+    assert desk.holder.answers == [Answer.HELD]
+
+
+def test_deliveries_are_counted(bench: Bench, queue: Queue) -> None:
+    """By a quorum queue, else by who sees them; in order, whoever returned the message."""
+    bench.publish("a", queue=queue)
+    with bench.desk(queue) as desk:
+        for number in (1, 2, 3):
+            (message,) = desk.receive()
+            assert message.claim.deliveries == number
+            message.reject(requeue=True)
+        (message,) = desk.receive()
+        message.ack()
+
+
+def test_what_is_dropped_is_the_queues_own_to_dead_letter(bench: Bench, queue: Queue) -> None:
+    """As without leases."""
+    dead = f"{queue.name}.dead"
+    queue.queue_arguments = {
+        **queue.queue_arguments,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": dead,
+    }
+    with bench.channel() as channel:
+        Queue(dead, channel=channel).declare()
+    bench.publish("a", "b", queue=queue)
+    desk = bench.desk(queue)
+    dropped, done = desk.receive(2)
+    dropped.reject()
+    done.ack()
+    assert desk.holder.answers == [Answer.HELD, Answer.HELD]
+    eventually(lambda: waiting(bench, dead) == 1)
+    assert desk.receives_nothing(0.2)
+    assert waiting(bench, dead) == 1
+
+
+def test_a_holder_that_takes_nothing_more_gets_nothing_more(bench: Bench, queue: Queue) -> None:
+    """Not even what it returns, until it takes messages again."""
+    bench.publish("a", "b", queue=queue)
+    desk = bench.desk(queue)
+    messages = desk.receive(2)
+    desk.holder.backlogged = True
+    tags = [message.claim.tag for message in messages]
+    with ThreadPoolExecutor(1) as elsewhere:  # the keeper's thread
+        answers = elsewhere.submit(desk.driver.hand_back, tags, orderly=True, front=True)
+    assert answers.result() == [Answer.HELD, Answer.HELD]
+    bench.publish("c", queue=queue)
+    assert desk.receives_nothing(1.0)
+    brokers.turn(desk.channel)
+    assert desk.receives_nothing(0.5)
+    desk.holder.backlogged = False
+    brokers.turn(desk.channel)
+    assert sorted(bodies(desk.receive(3))) == ["a", "b", "c"]
+
+
+def test_a_cancelled_consumer_does_not_come_back(bench: Bench, queue: Queue) -> None:
+    """A holder's pause is not the end of what somebody else has ended."""
+    desk = bench.desk(queue)
+    desk.holder.backlogged = True
+    brokers.turn(desk.channel)
+    desk.stop()
+    desk.holder.backlogged = False
+    brokers.turn(desk.channel)
+    bench.publish("a", queue=queue)
+    assert desk.receives_nothing(1.0)
+
+
+def test_threads_settle_while_another_reads(bench: Bench) -> None:
+    """Frames of several threads never mix: the server would close the connection."""
+    queue = Queue(f"driver{next(_numbers)}")
+    count = 1500
+    bench.publish(*range(count), queue=queue)
+    desk = bench.desk(queue, prefetch=200)
+
+    def settle(message: Any) -> Answer:
+        answers: list[Answer] = desk.driver.complete([message.claim.tag])
+        return answers[0]
+
+    with ThreadPoolExecutor(8) as threads:
+        settled = [threads.submit(settle, desk.receive()[0]) for _ in range(count)]
+    assert {each.result() for each in settled} == {Answer.HELD}
+    eventually(lambda: waiting(bench, queue.name) == 0)
+    desk.close()
+    with bench.desk(queue) as other:
+        assert other.receives_nothing()
+
+
+def test_a_queues_own_consumer_timeout_bounds_its_leases(bench: Bench) -> None:
+    """It stands in the arguments that the consumer declares, in milliseconds."""
+    arguments = {"x-consumer-timeout": 300_000}
+    queue = Queue(f"driver{next(_numbers)}", queue_arguments=arguments)
+    bench.publish("a", queue=queue)
+    (message,) = bench.desk(queue, seconds=600).receive()
+    assert (message.claim.limit, message.claim.seconds) == (240, 240)
+
+
+def test_messages_without_terms_are_kombus(bench: Bench, queue: Queue) -> None:
+    """Numbers as tags, and no part in anything."""
+    bench.publish("a", "b", queue=queue)
+    desk = bench.desk(queue)
+    desk.holder.leases = lambda message: message.payload == "b"
+    plain, leased = desk.receive(2)
+    assert plain.delivery_tag == 1
+    assert leased.delivery_tag == leased.claim.tag
+    plain.reject(requeue=True)
+    (plain,) = desk.receive()
+    plain.ack()
+    leased.ack()
+    assert desk.holder.answers == [Answer.HELD]
+    desk.close()
+    with bench.desk(queue) as other:
+        assert other.receives_nothing()

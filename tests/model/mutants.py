@@ -1,0 +1,203 @@
+"""The scripts, each broken on purpose in every way that its header says it is not.
+
+One line a mutant: its name, the script, the words that are replaced, and by what. A script's text
+comes with what it shares with others, so restore.lua is broken through those that use it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault in one script."""
+
+    name: str
+    script: str
+    old: str
+    new: str = ""
+
+    def change(self, script: str, text: str) -> str:
+        """Return the text of *script*, broken if it is this mutant's."""
+        if script != self.script:
+            return text
+        assert text.count(self.old) == 1, (
+            f"{self.name}: the words are not, or not once, in {script}"
+        )
+        return text.replace(self.old, self.new)
+
+
+MUTANTS = [
+    # ---------------------------------------------------------------------------------- claim.lua
+    Mutant("a refused claim is made", "claim", "redis.call('ZSCORE', KEYS[6], ARGV[1])", "false"),
+    Mutant("a token comes twice", "claim", "or '0') + 1", "or '0')"),
+    Mutant("tokens do not follow the clock", "claim", "tonumber(time[1]) * 1000000 +", "0 +"),
+    Mutant("a lease is the time of delivery", "claim", "now + tonumber(ARGV[3])", "now"),
+    Mutant("no reaper hears of it", "claim", "redis.call('ZADD', KEYS[3], expiry, ARGV[1])"),
+    Mutant("plain sweeps do not see it", "claim", "redis.call('ZADD', KEYS[1], expiry, ARGV[1])"),
+    # --------------------------------------------------------------------------------- extend.lua
+    Mutant("expired leases live on", "extend", "(late or tonumber(score) > now)", "true"),
+    Mutant(
+        "a lease holds at its expiry", "extend", "tonumber(score) > now", "tonumber(score) >= now"
+    ),
+    Mutant(
+        "late ones are turned away",
+        "extend",
+        "(late or tonumber(score) > now)",
+        "tonumber(score) > now",
+    ),
+    Mutant(
+        "whoever is gone may be late",
+        "extend",
+        "score and (late or tonumber(score) > now)",
+        "late or (score and tonumber(score) > now)",
+    ),
+    Mutant(
+        "an expiry moves from the old one",
+        "extend",
+        "now + seconds[i]",
+        "tonumber(score) + seconds[i]",
+    ),
+    Mutant(
+        "the reaper keeps the old expiry",
+        "extend",
+        "redis.call('ZADD', KEYS[3], 'XX', unpack(moves))",
+    ),
+    Mutant("all get the first one's seconds", "extend", "now + seconds[i]", "now + seconds[1]"),
+    # ------------------------------------------------------------------------------- complete.lua
+    Mutant(
+        "an ack is not asked about",
+        "complete",
+        "answers[i] = redis.call('ZREM', KEYS[1], tag)",
+        "redis.call('ZREM', KEYS[1], tag) answers[i] = 1",
+    ),
+    Mutant("an ack leaves the text", "complete", "redis.call('HDEL', KEYS[2], tag)"),
+    Mutant(
+        "an ack leaves the index",
+        "complete",
+        "redis.call('ZREM', KEYS[1], tag)",
+        "redis.call('ZSCORE', KEYS[1], tag) and 1 or 0",
+    ),
+    Mutant("an ack leaves the lease", "complete", "redis.call('ZREM', KEYS[3], tag)"),
+    Mutant(
+        "an ack takes the next holder's",
+        "complete",
+        "for i, tag in ipairs(ARGV) do",
+        "for i, tag in ipairs(ARGV) do\n"
+        "  for _, each in ipairs(redis.call('HKEYS', KEYS[2])) do\n"
+        "    tag = string.sub(each, 1, -13) == string.sub(tag, 1, -13) and each or tag\n"
+        "  end",
+    ),
+    # ------------------------------------------------------------------------------ hand_back.lua
+    Mutant(
+        "what is handed back stays held",
+        "hand_back",
+        "redis.call('ZREM', KEYS[1], tag)\n  redis.call('HDEL', KEYS[2], tag)",
+    ),
+    Mutant("an orderly return is a loss", "hand_back", "if not loss then", "if false then"),
+    Mutant("a loss is an orderly return", "hand_back", "if not loss then", "if true then"),
+    Mutant(
+        "everything goes to the front",
+        "hand_back",
+        "and 'given up', push)",
+        "and 'given up', 'RPUSH')",
+    ),
+    Mutant(
+        "nothing rests",
+        "hand_back",
+        "RESTS_FROM, LONGEST_REST = 2",
+        "RESTS_FROM, LONGEST_REST = 99",
+    ),
+    Mutant(
+        "a giver-up may still ack", "hand_back", "resting, ends = tag .. '~'", "resting, ends = tag"
+    ),
+    Mutant(
+        "the first loss rests",
+        "hand_back",
+        "RESTS_FROM, LONGEST_REST = 2",
+        "RESTS_FROM, LONGEST_REST = 1",
+    ),
+    Mutant("a rest is no loss to tell of", "hand_back", "remember(tag, record, 'given up')"),
+    # ----------------------------------------------------------------------------------- reap.lua
+    Mutant(
+        "the reaper pushes twice",
+        "reap",
+        "redis.pcall(push, claim.key, payload)",
+        "redis.pcall(push, claim.key, payload, payload)",
+    ),
+    Mutant(
+        "the reaper takes live leases",
+        "reap",
+        "'-inf', now, 'WITHSCORES'",
+        "'-inf', now + 15, 'WITHSCORES'",
+    ),
+    Mutant("the reaper leaves it held", "reap", "  settle(tag)\n  return claim", "  return claim"),
+    Mutant("the reaper drops it", "reap", "redis.pcall(push, claim.key, payload)", "0"),
+    Mutant("an expiry is no loss", "reap", "if not loss then", "if true then"),
+    Mutant("a rest counts twice", "reap", "if loss and not claim.resting then", "if loss then"),
+    Mutant("reaped ones may be returned again", "reap", "redis.call('ZADD', KEYS[5], now, due[i])"),
+    Mutant("no limit", "reap", "local limit = tonumber(ARGV[1])", "local limit = 100"),
+    Mutant(
+        "half a record stays",
+        "reap",
+        "    forget(tag)\n    return nil",
+        "    redis.call('ZREM', KEYS[3], tag)\n    return nil",
+    ),
+    # -------------------------------------------------------------------------------- unclaim.lua
+    Mutant("no refusal is left", "unclaim", "redis.call('ZADD', KEYS[5], now, ARGV[1])"),
+    Mutant(
+        "a second return pushes again", "unclaim", "redis.call('ZSCORE', KEYS[5], ARGV[1])", "false"
+    ),
+    Mutant(
+        "a claim that was made is overlooked",
+        "unclaim",
+        "redis.call('HEXISTS', KEYS[4], ARGV[1]) == 1",
+        "false",
+    ),
+    Mutant(
+        "an unheard delivery is a loss",
+        "unclaim",
+        "restore(ARGV[1], false, 'RPUSH')",
+        "restore(ARGV[1], 'given up', 'RPUSH')",
+    ),
+    Mutant(
+        "it goes to the back of the line",
+        "unclaim",
+        "redis.call('RPUSH', ARGV[2], ARGV[3])",
+        "redis.call('LPUSH', ARGV[2], ARGV[3])",
+    ),
+    # ----------------------------------------------------------------------------------- bury.lua
+    Mutant("a dead letter stays held", "bury", "history(tag))\nsettle(tag)", "history(tag))"),
+    Mutant("a burial is forgotten", "bury", "redis.call('ZADD', KEYS[5], now, note)"),
+    Mutant(
+        "a dead letter keeps its counters",
+        "bury",
+        '{"lease": "000000:000000"',
+        '{"lease": "000001:000001"',
+    ),
+    Mutant("a dead letter's past goes on", "bury", "redis.call('DEL', history(tag))"),
+    Mutant("nobody finds the queue", "bury", "redis.call('SADD', KEYS[6], ARGV[3])"),
+    # --------------------------------------------------------------------------------- exhume.lua
+    Mutant(
+        "a letter is sent twice",
+        "exhume",
+        "redis.call('LREM', KEYS[4], -1, ARGV[2]) == 0",
+        "redis.call('LREM', KEYS[4], -1, ARGV[2]) == 2",
+    ),
+    Mutant("a letter stays", "exhume", "redis.call('LREM', KEYS[4], -1, ARGV[2]) == 0", "false"),
+    Mutant("a letter is only thrown away", "exhume", "redis.call('LPUSH', KEYS[5], ARGV[3])"),
+    Mutant("an empty queue keeps its name", "exhume", "redis.call('SREM', KEYS[3], ARGV[1])"),
+    # ---------------------------------------------------------------------------------- sweep.lua
+    Mutant("the plain sweep does not wait", "sweep", "'-inf', now - timeout", "'-inf', now"),
+    Mutant(
+        "the plain sweep drops",
+        "sweep",
+        "redis.pcall('RPUSH', key_of(queue, properties), text)",
+        "0",
+    ),
+    Mutant(
+        "the plain sweep takes leases", "sweep", "redis.call('HEXISTS', KEYS[4], tag) == 1", "false"
+    ),
+    Mutant("the plain sweep leaves it held", "sweep", "  else\n    settle(tag)", "  else"),
+]

@@ -1,0 +1,177 @@
+"""A real server, three leasing drivers and a plain kombu channel, all of them under one clock.
+
+The scripts are the real ones but for one word: they ask a key of the database for the time instead
+of the server. So time passes when the machine says so, every expiry is known to the microsecond,
+and no test waits. Kombu's own clock is set likewise.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+from unittest import mock
+
+import redis
+from kombu import Connection, Producer
+from kombu.transport import redis as kombu_redis
+
+from celery_lease.brokers.redis import scripts
+from celery_lease.brokers.redis.attempt import Attempt
+from celery_lease.brokers.redis.driver import RedisDriver
+from model.lease_model import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+WORKERS = 3
+VISIBILITY_TIMEOUT = 30  # seconds, of the sweep for plain messages
+
+#: Everything in the database, in one call.
+LOOK = """
+local histories = {}
+for _, key in ipairs(redis.call('KEYS', 'unacked.history.*')) do
+  histories[#histories + 1] = string.sub(key, #'unacked.history.' + 1)
+  histories[#histories + 1] = redis.call('LRANGE', key, 0, -1)
+end
+local function scores(key)
+  return redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+end
+return {
+  redis.call('LRANGE', 'q', 0, -1), scores('unacked_index'), redis.call('HGETALL', 'unacked'),
+  scores('unacked.leases'), redis.call('HGETALL', 'unacked.claims'), scores('unacked.refusals'),
+  redis.call('LRANGE', 'q.dead', 0, -1), redis.call('SMEMBERS', 'unacked.dead'),
+  redis.call('GET', 'unacked.token'), histories,
+}
+"""
+
+_source = scripts.source
+
+
+def on_the_clock(text: str) -> str:
+    """Let a script read the database's clock in place of the server's."""
+    return text.replace("redis.call('TIME')", "redis.call('LRANGE', 'clock', 0, -1)")
+
+
+class TellingDriver(RedisDriver):
+    """Raises what the server objects to, which a driver only takes for no answer."""
+
+    def _run(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super()._run(*args, **options)
+        except redis.RedisError as exc:
+            raise ScriptError(str(exc)) from exc
+
+
+class ScriptError(BaseException):
+    """A script does not run: that is no finding of the machine, nor any driver's to swallow."""
+
+
+class Stage:
+    """Everything that outlives one example of the machine; :meth:`clear` comes before each."""
+
+    def __init__(self, url: str, change: Callable[[str, str], str] = lambda _, text: text) -> None:
+        """Prepare scripts as *change* returns them, given their name and text."""
+        self.now = 0.0
+        self._stack = ExitStack()
+        self.client = self._stack.enter_context(redis.Redis.from_url(url, socket_timeout=5))
+        options = {"visibility_timeout": VISIBILITY_TIMEOUT}
+        self._connection = self._stack.enter_context(Connection(url, transport_options=options))
+        self.channel: Any = self._connection.default_channel
+        self._look: Any = self.client.register_script(LOOK)
+        self._producer = Producer(self.channel, auto_declare=False)
+        changed = mock.patch.object(
+            scripts, "source", lambda name: on_the_clock(change(name, _source(name)))
+        )
+        with changed:
+            self.drivers = [TellingDriver(self.channel) for _ in range(WORKERS)]
+        for driver in self.drivers:
+            self._stack.callback(driver.close)
+        self._stack.enter_context(mock.patch.object(kombu_redis, "time", self.time))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear(0.0)
+        self._stack.close()
+
+    def clear(self, now: float) -> None:
+        """Empty the database and forget what the plain consumer has taken."""
+        self.client.flushdb()
+        self.channel.qos._delivered.clear()
+        self.channel.qos._dirty.clear()
+        self.set_clock(now)
+
+    def time(self) -> float:
+        """Return what both kombu and the scripts take for the time."""
+        return self.now
+
+    def set_clock(self, now: float) -> None:
+        self.now = now
+        pipe = self.client.pipeline()
+        pipe.delete("clock")
+        pipe.rpush("clock", int(now), round(now % 1 * 1e6))
+        pipe.execute()
+
+    def publish(self, message: str) -> None:
+        with mock.patch.object(self.channel, "_next_delivery_tag", return_value=message):
+            self._producer.publish(message, exchange="", routing_key="q")
+
+    def pop(self, nonce: int) -> Attempt:
+        """Take the next message out of its queue, as a consumer about to claim it."""
+        text: Any = self.client.rpop("q")
+        message = self.channel.Message(json.loads(text), channel=self.channel)
+        attempt = Attempt.of(message, "q", "q")
+        return replace(attempt, tag=f"{message.delivery_tag}#{nonce:012d}")
+
+    def take_plainly(self) -> str:
+        return str(self.channel.basic_get("q").delivery_tag)
+
+    def settle_plainly(self, tag: str, *, ack: bool, requeue: bool) -> None:
+        if ack:
+            self.channel.basic_ack(tag)
+        else:
+            self.channel.basic_reject(tag, requeue=requeue)
+
+    def kombu_sweep(self, timeout: float) -> None:
+        self.channel.qos.visibility_timeout = timeout
+        self.channel.qos.restore_visible(interval=1)
+
+    def view(self) -> dict[str, Any]:
+        """Return all that the server holds of messages, in one call."""
+        queue, index, held, leases, claims, refusals, dead, names, token, histories = self._look()
+        return {
+            "queue": [_text(json.loads(each)) for each in queue],
+            "index": _scores(index),
+            "held": {tag: _text(json.loads(each)[0]) for tag, each in _pairs(held)},
+            "leases": _scores(leases),
+            "records": {tag: _record(json.loads(each)) for tag, each in _pairs(claims)},
+            "refusals": _scores(refusals),
+            "dead": [_text(json.loads(each)).message for each in dead],
+            "graveyards": {name.decode() for name in names},
+            "token": int(token or 0),
+            "history": {name: list(map(_reason, losses)) for name, losses in _pairs(histories)},
+        }
+
+
+def _pairs(flat: list[Any]) -> Iterator[tuple[str, Any]]:
+    return zip(map(bytes.decode, flat[::2]), flat[1::2], strict=True)
+
+
+def _scores(flat: list[bytes]) -> dict[str, float]:
+    return {tag: float(score) for tag, score in _pairs(flat)}
+
+
+def _reason(loss: bytes) -> str:
+    return str(json.loads(loss)["reason"])
+
+
+def _text(payload: dict[str, Any]) -> Text:
+    deliveries, losses = payload.get("lease", "0:0").split(":")
+    return Text(payload["properties"]["delivery_tag"], int(deliveries), int(losses))
+
+
+def _record(claim: dict[str, Any]) -> tuple[int, int, int, bool]:
+    return claim["token"], claim["deliveries"], claim["losses"], claim.get("resting", False)

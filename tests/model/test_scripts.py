@@ -1,0 +1,87 @@
+"""The scripts against the model, and the machine against broken scripts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from celery_lease.brokers.redis import scripts
+from model.machine import Disagreement, LeaseMachine
+from model.mutants import MUTANTS, Mutant
+from model.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PLAIN = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+#: A find is enough: no shrinking. Derandomized, so that a mutant that is found once always is.
+HUNT = settings(
+    PLAIN,
+    max_examples=400,
+    phases=[Phase.generate],
+    derandomize=True,
+    report_multiple_bugs=False,
+    database=None,
+)
+
+
+def play(stage: Stage, how: settings) -> None:
+    """Run the machine on a stage."""
+    factory: Any = partial(LeaseMachine, stage)  # hypothesis asks for a class, and takes this
+    run_state_machine_as_test(factory, settings=how)
+
+
+@pytest.fixture(scope="module")
+def stage(model_url: str) -> Iterator[Stage]:
+    """The scripts as they are."""
+    with Stage(model_url) as stage:
+        yield stage
+
+
+def test_the_scripts_do_what_the_model_does(stage: Stage) -> None:
+    """Whoever acts in whatever order: server and model give the same answers and agree."""
+    play(stage, PLAIN)
+
+
+def test_an_unheard_claim_that_plain_kombu_ended_is_not_returned_twice(stage: Stage) -> None:
+    """Claimed, not heard of, expired, restored by kombu, reaped: then the asker comes back."""
+    machine = LeaseMachine(stage)
+    machine.publish(failed=False)
+    machine.deliver_without_an_answer(worker=0, seconds=0, arrives=True)
+    machine.a_plain_process_sweeps(timeout=0)
+    machine.reap(worker=1, limit=100)
+    tag = machine.asking[0].attempt.tag
+    machine.driver(0).return_unclaimed([machine.asking[0].attempt])
+    machine.model.return_unclaimed(tag)
+    machine.i0_the_server_is_looked_at()
+    machine.i5_every_message_is_in_one_place()
+
+
+def test_every_script_of_the_driver_has_mutants() -> None:
+    """A new script cannot go without."""
+    assert {each.script for each in MUTANTS} == set(scripts.NAMES)
+
+
+def hunts() -> Iterator[Any]:
+    """Yield the mutants, all but the first of each script for the long hunt only."""
+    seen: set[str] = set()
+    for each in MUTANTS:
+        marks = [pytest.mark.mutants] if each.script in seen else []
+        seen.add(each.script)
+        yield pytest.param(each, marks=marks, id=f"{each.script}: {each.name}")
+
+
+@pytest.mark.parametrize("mutant", list(hunts()))
+def test_the_machine_finds_a_broken_script(mutant: Mutant, model_url: str) -> None:
+    """Each fault of the list shows as a disagreement, not as an error of the script."""
+    with Stage(model_url, mutant.change) as broken, pytest.raises(Disagreement):
+        play(broken, HUNT)

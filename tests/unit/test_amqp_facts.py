@@ -1,0 +1,95 @@
+"""What the RabbitMQ driver makes of what little the broker tells: counts, timeouts, tokens."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_lease.brokers.amqp.counts import HEADER, Counts
+from celery_lease.brokers.amqp.limits import ARGUMENT, OPTION, Limit, consumer_timeout
+from celery_lease.brokers.amqp.tokens import Tokens
+from unit.fakes import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def test_a_quorum_queues_count_is_taken() -> None:
+    """It is the number of earlier deliveries."""
+    assert Counts().count("m", {HEADER: 3}, redelivered=True) == 4
+
+
+def test_a_classic_queues_deliveries_are_counted_by_who_sees_them() -> None:
+    """Each one that this worker saw, and at least two for what it did not."""
+    counts = Counts()
+    seen = [counts.count("m", {}, redelivered=again) for again in (False, True, True)]
+    assert seen == [1, 2, 3]
+    assert counts.count("seen by others", {}, redelivered=True) == 2
+
+
+def test_a_retry_is_a_first_delivery() -> None:
+    """It has the task's id, and maybe its predecessor's headers, but was not delivered before."""
+    counts = Counts()
+    counts.count("m", {}, redelivered=True)
+    assert counts.count("m", {HEADER: 5}, redelivered=False) == 1
+    assert counts.count("m", {}, redelivered=True) == 2
+
+
+def test_only_so_many_counts_are_remembered() -> None:
+    """What was not seen for longest is forgotten first."""
+    counts = Counts(remembered=2)
+    for message in ("a", "b", "a", "c"):
+        counts.count(message, {}, redelivered=True)
+    assert counts.count("a", {}, redelivered=True) == 4
+    assert counts.count("b", {}, redelivered=True) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "seconds"),
+    [
+        ({}, [{}, {}], 1800.0),
+        ({OPTION: 7200}, [{}, {}], 7200.0),
+        ({OPTION: 0}, [{}], math.inf),
+        ({OPTION: 7200}, [{}, {ARGUMENT: 60_000}], 60.0),
+        ({}, [{ARGUMENT: 5000}, {ARGUMENT: 60_000}], 5.0),
+    ],
+)
+def test_the_nearest_word_on_the_consumer_timeout_counts(
+    options: Mapping[str, object], arguments: list[Mapping[str, object]], seconds: float
+) -> None:
+    """The consumer's argument, the queue's, the option, the server's default."""
+    assert consumer_timeout(options, arguments) == seconds
+
+
+@pytest.mark.parametrize(("timeout", "longest"), [(1800, 1740), (9, 6), (math.inf, math.inf)])
+def test_a_lease_ends_before_the_consumer_timeout(timeout: float, longest: float) -> None:
+    """So long before that its message can be returned in time."""
+    assert Limit("q", timeout).seconds == longest
+
+
+def test_a_lease_that_is_cut_short_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """With what to change; not for a lease that ends in time."""
+    limit = Limit("videos", 1800)
+    with caplog.at_level(logging.WARNING):
+        limit.tell(600)
+        assert not caplog.messages
+        limit.tell(43200)
+        limit.tell(43200)
+    (message,) = caplog.messages
+    for text in ("queue videos", "1740 s", "lease_max_duration is 43200", OPTION, ARGUMENT):
+        assert text in message
+
+
+def test_tokens_grow_though_the_clock_does_not() -> None:
+    """Also when it is set back, and they follow it when it goes on."""
+    clock = FakeClock()
+    tokens = Tokens(clock)
+    first, second = tokens.next(), tokens.next()
+    clock.advance(5)
+    third = tokens.next()
+    assert first < second < third
+    assert third - first == 5_000_000
+    assert third < 2**53
