@@ -166,6 +166,11 @@ class LeasedRequest(Request):
         if self.lease is None:
             super().cancel(pool, signal, **options)
         elif compat.in_signal_handler() and not self.lease.leases.is_lost(self.lease.tag):
+            # A killed greenlet's task counts as a success in Celery's green pools, and would be
+            # acknowledged: its lease ends before. A process's ends when the process does.
+            if pool.is_green:
+                self.lease.leases.door_closed = True  # its place is free then, for the next one
+                self.lease.leases.end_soon(self.lease.tag)
             super().cancel(pool, signal, **options)
             self.lease.leases.end_soon(self.lease.tag)
 

@@ -25,6 +25,7 @@ from celery_lease.core.clock import SystemClock
 from celery_lease.core.errors import LeaseError
 from celery_lease.worker import compat
 from celery_lease.worker.drain import Drain
+from celery_lease.worker.health import HealthServer, health_of
 from celery_lease.worker.keeper import LONGEST_WAIT, Keeper
 from celery_lease.worker.leases import Leases
 from celery_lease.worker.policies import Policies
@@ -95,6 +96,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
         self._loop_interval = LOOP_INTERVAL
         self._end_ticks: Callable[[], None] = lambda: None
         self._shutdown: Shutdown | None = None
+        self.health: HealthServer | None = None
         consumer.leases = None  # type: ignore[attr-defined]
         consumer.lease_drain = None  # type: ignore[attr-defined]  # for remote control commands
 
@@ -123,6 +125,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
                 self.leases, self._shutdown, lambda: self._clear_soon(consumer)
             )
             self._loop_interval = min([LOOP_INTERVAL, *(LOOP_SHARE * each for each in extensions)])
+            self.health = _health_server(self.leases, loaded)
             self.watchdog = Watchdog(self.leases, compat.watched(consumer))
             self._start_services(
                 self.leases, self._shutdown, loaded.reaper_interval_for(extensions)
@@ -153,6 +156,8 @@ class LeaseConsumer(bootsteps.StartStopStep):
         Celery calls this at the end of a warm and of a cold shutdown, for this worker alone; its
         ``worker_shutdown`` signal comes after warm ones only, from every worker of the process.
         """
+        if self.health is not None:
+            self.health.close()
         for service in self._services:
             service.stop(STOP_TIMEOUT)
         if self._shutdown is not None:
@@ -229,6 +234,27 @@ class LeaseConsumer(bootsteps.StartStopStep):
             brokers.turn(compat.channel_of(consumer))
         while self.watchdog is not None and self.watchdog.events:
             compat.send_event(consumer, EVENT, self.watchdog.events.popleft())
+
+
+def _health_server(leases: Leases, loaded: settings.Settings) -> HealthServer | None:
+    """Listen for probes, if there is a port for them.
+
+    Raises:
+        WorkerShutdown: The address cannot be listened on; the log says why.
+    """
+    if loaded.health_port is None:
+        return None
+    try:
+        return HealthServer(loaded.health_host, loaded.health_port, lambda: health_of(leases))
+    except OSError as exc:
+        logger.critical(
+            "worker not started: no health server on %s port %d: %s; choose another "
+            "lease_health_host or lease_health_port",
+            loaded.health_host,
+            loaded.health_port,
+            exc,
+        )
+        raise WorkerShutdown(EX_FAILURE) from None
 
 
 def _make_leases(consumer: Consumer, channel: Any, policies: Policies) -> Leases:

@@ -47,8 +47,13 @@ class LeaseQoS(kombu_redis.QoS):
     leased: set[str]  # tags, this channel's; a set operation is atomic
 
     def can_consume(self) -> bool:
-        """Tell whether another message may be taken."""
-        return not self.holder.backlogged and bool(super().can_consume())
+        """Tell whether another message may be taken.
+
+        Or the reply read to the last request: the message in it exists nowhere else.
+        """
+        if self.holder.backlogged:
+            return bool(self.channel._in_poll)  # type: ignore[attr-defined]
+        return bool(super().can_consume())
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Record a delivery: under a lease if the holder names terms for it.
