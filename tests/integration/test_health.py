@@ -18,7 +18,7 @@ OPTIONS = WorkerOptions(module="harness.app_shutdown")
 
 def status(port: int, path: str) -> int:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:  # noqa: S310
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as exc:
         with exc:

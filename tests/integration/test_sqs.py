@@ -178,7 +178,7 @@ def test_a_task_that_beats_too_seldom_runs_elsewhere(
     moto: MotoServer, queue: str, fleet: WorkerFleet, ledger: Ledger
 ) -> None:
     """A run that ends after its deadline counts for nothing: SQS cannot confirm its lease."""
-    setup = moto.setup(queue)
+    setup = moto.setup(queue).having(lease_watchdog_threshold=300)  # let it run to its end
     workers = fleet.start_many(2, setup, options(queue))
     task = setup.app().send_task("sqs.late", (6.0,))
     first, second = ledger.wait("start", task.id, count=2, within=40)

@@ -20,6 +20,7 @@ from celery.utils.timer2 import Timer as ThreadTimer
 from celery.worker import WorkController, state
 from celery.worker.consumer import Consumer
 from celery.worker.consumer.consumer import Evloop
+from celery.worker.consumer.tasks import Tasks
 from celery.worker.request import Request, create_request_cls
 from kombu.asynchronous.timer import Timer as LoopTimer
 from kombu.transport import redis as kombu_redis
@@ -228,7 +229,11 @@ def test_consuming_starts_after_the_steps_and_the_channel_is_there_by_then() -> 
     """``Tasks`` makes the task consumer; the event loop, always last, consumes."""
     assert Evloop.last is True
     assert LeaseConsumer.last is False
-    assert "celery.worker.consumer.tasks:Tasks" in LeaseConsumer.requires
+    # A blueprint that was built in this process has put the class in the place of its name.
+    assert {str(each).replace(":", ".") for each in LeaseConsumer.requires} & {
+        "celery.worker.consumer.tasks.Tasks",
+        str(Tasks),
+    }
 
 
 def test_a_step_named_by_a_string_is_found_in_the_app_s_sets(app: Celery) -> None:

@@ -28,6 +28,7 @@ from celery_lease.worker import diagnosis
 from celery_lease.worker.processes import is_gone
 
 if TYPE_CHECKING:
+    from celery.worker import WorkController
     from celery.worker.consumer import Consumer
 
     from celery_lease.worker.leases import Held
@@ -79,6 +80,12 @@ def forget_requests(is_gone: Callable[[Any], bool]) -> None:
 def stop_worker() -> None:
     """Make the worker's main loop shut down warmly and exit with a failure."""
     state.should_stop = EX_FAILURE  # type: ignore[assignment]
+
+
+def forks_its_pool(worker: WorkController) -> bool:
+    """Whether this process is a worker's own, and its pool one of processes."""
+    prefork = worker.pool_cls.__module__ == "celery.concurrency.prefork"
+    return isinstance(worker, Worker) and prefork
 
 
 def is_solo(consumer: Consumer) -> bool:

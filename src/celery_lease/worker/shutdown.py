@@ -130,11 +130,13 @@ class Shutdown:
 
     def report(self) -> None:
         """Say once what became of the leases since the worker was asked to stop."""
-        if not self.asked or self._reported:
+        if not self.asked:
             return
-        self._reported = True
         done = Counter(self.leases.endings)
         done.subtract(self._before)
         if done[Ending.ENDED]:  # also by Celery's cold shutdown
-            self.ender.failed()
+            self.ender.failed()  # again at the very end: Celery's own stop sets the exit code too
+        if self._reported:
+            return
+        self._reported = True
         logger.info("leases at shutdown: %s", ", ".join(f"{done[each]} {each}" for each in Ending))

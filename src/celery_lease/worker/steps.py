@@ -61,8 +61,9 @@ class LeaseSettings(bootsteps.StartStopStep):
         an order of magnitude, than the worker parts need (see ``gc.freeze`` in Python's manual).
         """
         super().__init__(worker, **options)
-        gc.collect()
-        gc.freeze()
+        if compat.forks_its_pool(worker):
+            gc.collect()
+            gc.freeze()
 
     def start(self, worker: WorkController) -> None:
         """Check settings, task options and broker.

@@ -52,7 +52,7 @@ class LeaseQoS(kombu_redis.QoS):
         Or the reply read to the last request: the message in it exists nowhere else.
         """
         if self.holder.backlogged:
-            return bool(self.channel._in_poll)  # type: ignore[attr-defined]
+            return bool(self.channel._in_poll)  # type: ignore[attr-defined]  # noqa: SLF001
         return bool(super().can_consume())
 
     def append(self, message: Any, delivery_tag: str) -> None:
