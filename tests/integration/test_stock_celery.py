@@ -87,9 +87,9 @@ def run_long(stage: Stage) -> Ledger:
 
 def wait_for_eta(stage: Stage) -> Ledger:
     """One short task, due 8 s after it was sent, and acknowledged as soon as it starts."""
-    stage.send(early.name, 0.5, countdown=8.0)
     stage.fleet.start_many(2, stage.setup)
-    stage.ledger.wait("end", count=2, within=30)
+    stage.send(early.name, 0.5, countdown=8.0)
+    stage.ledger.wait("end", count=2, within=60)
     return stage.ledger
 
 

@@ -84,8 +84,8 @@ def stop_worker() -> None:
 
 def forks_its_pool(worker: WorkController) -> bool:
     """Whether this process is a worker's own, and its pool one of processes."""
-    prefork = worker.pool_cls.__module__ == "celery.concurrency.prefork"
-    return isinstance(worker, Worker) and prefork
+    pool: type = worker.pool_cls  # type: ignore[attr-defined]
+    return isinstance(worker, Worker) and pool.__module__ == "celery.concurrency.prefork"
 
 
 def is_solo(consumer: Consumer) -> bool:
