@@ -23,7 +23,7 @@ def note(task: Task[Any, Any], event: str, **facts: Any) -> None:
     record(event, task.request.id or "", task.request.hostname or "", **facts)
 
 
-@app.task(name="plain.long", bind=True, acks_late=True)
+@app.task(name="stock.long", bind=True, acks_late=True)
 def long(self: Task[Any, Any], seconds: float) -> float:
     """Work for some seconds, acknowledged late."""
     note(self, "start")
@@ -32,7 +32,7 @@ def long(self: Task[Any, Any], seconds: float) -> float:
     return seconds
 
 
-@app.task(name="plain.early", bind=True)
+@app.task(name="stock.early", bind=True)
 def early(self: Task[Any, Any], seconds: float = 0.0) -> float:
     """Work for some seconds, acknowledged before."""
     note(self, "start")
@@ -41,7 +41,7 @@ def early(self: Task[Any, Any], seconds: float = 0.0) -> float:
     return seconds
 
 
-@app.task(name="plain.gated", bind=True, acks_late=True)
+@app.task(name="stock.gated", bind=True, acks_late=True)
 def gated(self: Task[Any, Any], gate: str) -> None:
     """Work until the test opens this worker's gate, acknowledged late."""
     note(self, "start")
@@ -55,6 +55,6 @@ def gate_path(gate: str, hostname: str) -> Path:
     return Path(f"{gate}.{hostname}")
 
 
-@app.task(name="plain.noop", acks_late=True, ignore_result=True)
+@app.task(name="stock.noop", acks_late=True, ignore_result=True)
 def noop() -> None:
     """Do nothing, acknowledged late."""

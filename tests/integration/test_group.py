@@ -224,7 +224,7 @@ def test_the_celery_command_runs_real_workers(tmp_path: Path, setup: Setup) -> N
     ]
     with Group(command, tmp_path, setup.env()).start() as group, setup.app() as app:
         for name in ("one", "two"):
-            app.send_task("plain.early", queue=name)
+            app.send_task("stock.early", queue=name)
         entries = group.ledger.wait("end", count=2, within=40)
         assert {entry.worker.partition("@")[0] for entry in entries} == {"one", "two"}
         group.term()

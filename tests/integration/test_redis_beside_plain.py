@@ -113,7 +113,7 @@ def test_a_plain_worker_beside_a_leased_one_neither_steals_nor_loses(
     fleet.start(setup.having(broker_transport_options=eager), both)
     # Work for the plain worker, whose every turn sweeps; more than one lease long.
     for number in range(6):
-        app.send_task("plain.early", [0.5], task_id=f"short {number}", queue="other")
+        app.send_task("stock.early", [0.5], task_id=f"short {number}", queue="other")
     for number in range(6):
         fleet.ledger.wait("end", f"short {number}", within=30)
     assert always(lambda: fleet.ledger.count("start", "long") == 1, during=3.0, every=0.2)
