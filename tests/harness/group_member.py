@@ -30,7 +30,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--needs", type=int, default=1, help="leave at this many signals")
     parser.add_argument("--child", action="store_true", help="have a child that ignores signals")
     parser.add_argument("--orphan", action="store_true", help="make an orphan and see it buried")
-    parser.add_argument("--untold", action="store_true", help="leave at once")
     options = parser.parse_args(arguments)
     Member(options).live()
 
@@ -51,7 +50,7 @@ class Member:
         if self.options.orphan:
             self.see_an_orphan_buried()
         record("up", worker=self.options.name, parent=os.getppid())
-        while self.left > 0 and not self.options.untold:
+        while self.left > 0:
             time.sleep(0.05)
         record("end", worker=self.options.name)
         sys.exit(self.options.code)

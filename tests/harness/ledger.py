@@ -83,7 +83,7 @@ class Ledger:
         eventually(
             lambda: self.count(event, task_id) >= count,
             within,
-            what=f"{count} x {event!r} in {self.path.name}: {self.entries()}",
+            what=lambda: f"{count} x {event!r} in {self.path.name}: {self.entries()}",
         )
         return self.entries(event, task_id)
 

@@ -13,9 +13,15 @@ T = TypeVar("T")
 
 
 def eventually(
-    predicate: Callable[[], T], within: float = 10.0, *, every: float = 0.02, what: str = ""
+    predicate: Callable[[], T],
+    within: float = 10.0,
+    *,
+    every: float = 0.02,
+    what: str | Callable[[], str] = "",
 ) -> T:
     """Return the first true value of ``predicate``, asked every ``every`` seconds.
+
+    ``what`` is said when it never came true; a callable is asked for it then.
 
     Raises:
         AssertionError: It was still false after ``within`` seconds.
@@ -23,7 +29,8 @@ def eventually(
     end = time.monotonic() + within
     while not (value := predicate()):
         if time.monotonic() > end:
-            name = what or getattr(predicate, "__qualname__", repr(predicate))
+            said = what() if callable(what) else what
+            name = said or getattr(predicate, "__qualname__", repr(predicate))
             message = f"not within {within} s: {name} (last value {value!r})"
             raise AssertionError(message)
         time.sleep(every)
