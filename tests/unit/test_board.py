@@ -22,15 +22,14 @@ from celery_lease.core.board import (
     FLAG_LOST,
     FLAG_TAKEN,
     GATE,
-    GENERATIONS,
     NOTE_BYTES,
     QUIET,
-    RESTING,
     STARTED,
     Board,
     BoardFull,
     Slot,
 )
+from celery_lease.core.lending import GENERATIONS, RESTING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -23,26 +23,22 @@ import mmap
 import os
 import struct
 import tempfile
-import threading
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
 from celery_lease.core.clock import host_seconds
+from celery_lease.core.lending import Lending
 
 # A double has 53 bits: 27 for seconds (four years), 10 for generations, 16 for fractions.
 SPAN = 2.0**27
-GENERATIONS = 1 << 10
 GRAINS = 2.0**16  # a second's; what is written by write_time is rounded down to one
 LONGEST = SPAN - 1.0
 #: A board's epoch is a multiple of this, so it lasts for two years on a host of any age.
 EPOCHS = SPAN / 2
 
 RECORD_BYTES = 256
-#: Records that wait between one use and the next; more are taken into use only when fewer wait.
-RESTING = 1024
 RECORD_CELLS = RECORD_BYTES // 8
 NOTE_BYTES = 120
 
@@ -114,8 +110,7 @@ class Progress:
 class Board:
     """The records of one worker.
 
-    The creating process lends slots; its lock guards only the list of resting ones and is never
-    held by, or needed in, a task process.
+    The creating process lends slots; no lock of that is held by, or needed in, a task process.
     """
 
     def __init__(self, memory: mmap.mmap, address: str, fd: int = -1) -> None:
@@ -124,10 +119,7 @@ class Board:
         self.cells = memoryview(memory).cast("Q")
         self.numbers = memoryview(memory).cast("d")
         self._fd = fd
-        self._lock = threading.Lock()  # guards the two lists below; lend and give_back take it
-        self._slots = len(memory) // RECORD_BYTES
-        self._resting: deque[int] = deque()
-        self._generations = [0]  # of the records in use so far; record 0 is the worker's own
+        self._lending = Lending(len(memory) // RECORD_BYTES)
 
     @classmethod
     def create(cls, slots: int = 65536, *, epoch: float | None = None) -> Board:
@@ -188,28 +180,18 @@ class Board:
         Raises:
             BoardFull: There is none left.
         """
-        with self._lock:
-            index = self._next()
-            generation = self._generations[index] % (GENERATIONS - 1) + 1
-            self._generations[index] = generation
-        start = index * RECORD_BYTES
-        self.memory[start : start + RECORD_BYTES] = _BLANK
-        return Slot(index, generation)
-
-    def _next(self) -> int:
-        unused = len(self._generations)
-        if len(self._resting) < RESTING and unused < self._slots:
-            self._generations.append(0)
-            return unused
-        if not self._resting:
+        taken = self._lending.take()
+        if taken is None:
             raise BoardFull
-        return self._resting.popleft()
+        slot = Slot(*taken)
+        start = slot.index * RECORD_BYTES
+        self.memory[start : start + RECORD_BYTES] = _BLANK
+        return slot
 
     def give_back(self, slot: Slot) -> None:
         """Take a record back; it is lent again only after all others that rest now."""
         self.numbers[slot.first + GATE] = 0.0
-        with self._lock:
-            self._resting.append(slot.index)
+        self._lending.give_back(slot.index)
 
     def read_time(self, slot: Slot, cell: int) -> float:
         """Return a time in seconds, or 0.0 if the cell is blank or another generation's."""
@@ -264,7 +246,7 @@ class Board:
 
     def _is_latest(self, slot: Slot) -> bool:
         """Whether the record was not lent again since; a late writer must not touch its heir."""
-        return self._generations[slot.index] == slot.generation
+        return self._lending.is_latest(slot.index, slot.generation)
 
     @property
     def shutting_down(self) -> bool:

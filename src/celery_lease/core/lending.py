@@ -1,0 +1,49 @@
+"""Which records of a beat board are lent, and to which generation of its use.
+
+Only for the process that made the board: task processes read and write records, they lend none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+#: Generations of one record before the first comes again; a power of two, for the board's doubles.
+GENERATIONS = 1 << 10
+#: Records that wait between one use and the next; more are taken into use only when fewer wait.
+RESTING = 1024
+
+
+class Lending:
+    """Lends records by number, oldest first, so that others come between two uses of one."""
+
+    def __init__(self, records: int) -> None:
+        self._records = records
+        self._lock = threading.Lock()  # guards the two lists below; take and give_back hold it
+        self._resting: deque[int] = deque()
+        self._generations = [0]  # of the records in use so far; record 0 is the worker's own
+
+    def take(self) -> tuple[int, int] | None:
+        """Return a record's number and its new generation; None: every record is in use."""
+        with self._lock:
+            index = self._next()
+            if index is None:
+                return None
+            self._generations[index] = self._generations[index] % (GENERATIONS - 1) + 1
+            return index, self._generations[index]
+
+    def _next(self) -> int | None:
+        unused = len(self._generations)
+        if len(self._resting) < RESTING and unused < self._records:
+            self._generations.append(0)
+            return unused
+        return self._resting.popleft() if self._resting else None
+
+    def give_back(self, index: int) -> None:
+        """Take a record back; it is lent again only after all others that rest now."""
+        with self._lock:
+            self._resting.append(index)
+
+    def is_latest(self, index: int, generation: int) -> bool:
+        """Whether the record was not lent again since."""
+        return self._generations[index] == generation
