@@ -25,8 +25,9 @@ from celery_lease.core.clock import SystemClock
 from celery_lease.core.delivery import Answer, Claim, Terms
 from celery_lease.core.lease import Lease
 from celery_lease.core.policy import LeasePolicy
+from celery_lease.worker.held import Held
 from celery_lease.worker.keeper import Keeper
-from celery_lease.worker.leases import Held, Leases
+from celery_lease.worker.leases import Leases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

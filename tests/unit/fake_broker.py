@@ -14,11 +14,13 @@ from celery_lease.core.board import Board
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal
 from celery_lease.core.policy import LeasePolicy
 from celery_lease.worker.keeper import Keeper, Report
-from celery_lease.worker.leases import Held, Leases
+from celery_lease.worker.leases import Leases
 from unit.fakes import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from celery_lease.worker.held import Held
 
 POLICY = LeasePolicy(extension=10.0, interval=2.0, shutdown_timeout=10.0)
 

@@ -17,7 +17,7 @@ from celery_lease import LeasedTask
 from celery_lease.core.delivery import Answer
 from celery_lease.core.errors import TooManyDeliveries
 from celery_lease.worker import poison
-from celery_lease.worker.leases import Handle
+from celery_lease.worker.held import Handle
 from celery_lease.worker.request import LeasedRequest
 from unit.fake_broker import Bench as Worker
 from unit.leased_runs import make_app

@@ -22,7 +22,7 @@ from celery.worker.request import create_request_cls
 from celery_lease import LeasedTask
 from celery_lease.core.board import BoardFull
 from celery_lease.outcome import Discarded, HandedOver
-from celery_lease.worker.leases import Handle
+from celery_lease.worker.held import Handle
 from celery_lease.worker.request import LeasedRequest
 from unit.leased_runs import make_app
 

@@ -14,14 +14,14 @@ from celery_lease.core import board as beatboard
 from celery_lease.core.board import Outcome
 from celery_lease.core.delivery import Answer
 from celery_lease.worker.compat import Ender
-from celery_lease.worker.leases import Ending
+from celery_lease.worker.held import Ending
 from celery_lease.worker.shutdown import LOOK_INTERVAL, SILENCE, TOLD, Shutdown
 from unit.fake_broker import POLICY, Bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_lease.worker.leases import Held
+    from celery_lease.worker.held import Held
 
 #: Leases of a minute, so that they outlive every shutdown here.
 POLICY = replace(POLICY, extension=60.0, interval=10.0, shutdown_timeout=10.0)

@@ -17,7 +17,7 @@ from celery_lease.current import leased_context, prolong
 from unit.fake_broker import POLICY, Bench
 
 if TYPE_CHECKING:
-    from celery_lease.worker.leases import Held
+    from celery_lease.worker.held import Held
 
 
 @pytest.fixture

@@ -17,14 +17,14 @@ from celery_lease.core.board import Outcome
 from celery_lease.core.policy import Mode, OnLost
 from celery_lease.worker.compat import Pool
 from celery_lease.worker.diagnosis import Diagnosis, Doing
-from celery_lease.worker.leases import Ending
+from celery_lease.worker.held import Ending
 from celery_lease.worker.watchdog import LEAVING, LONGEST_WAIT, SLEPT, Watchdog
 from unit.fake_broker import POLICY, Bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_lease.worker.leases import Held
+    from celery_lease.worker.held import Held
 
 WATCHED = replace(POLICY, watchdog_threshold=3.0)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from celery.worker import WorkController
     from celery.worker.consumer import Consumer
 
-    from celery_lease.worker.leases import Held
+    from celery_lease.worker.held import Held
 
 logger = logging.getLogger(__name__)
 

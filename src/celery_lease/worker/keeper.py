@@ -21,7 +21,8 @@ from celery_lease.worker.processes import is_alive
 
 if TYPE_CHECKING:
     from celery_lease.core.lease import Extension
-    from celery_lease.worker.leases import Held, Leases
+    from celery_lease.worker.held import Held
+    from celery_lease.worker.leases import Leases
 
 #: Longest wait for one answer, in seconds; leases with less time left are asked for first.
 ANSWER_TIMEOUT = 5.0

@@ -4,9 +4,8 @@ Touched by the main thread (messages arrive, requests start and end), by the poo
 pools that have some, and by the keeper. One lock guards the table, the leases in it and the gates
 of their records; it is held for table work only, never across a broker call, a callback or a log
 line, and is taken around a fork so that no child is born while it is held. What must be told to
-the broker is told outside of the lock, by whichever thread caused it; what the broker did not
-answer is told again by the keeper, and so is everything that comes up meanwhile: a broker that is
-silent costs the main loop one timeout, not one for each message.
+the broker is told outside of the lock, by whichever thread caused it, or later by the keeper: see
+:mod:`.settling`.
 
 Invariant: a lease leaves the table before its message is settled, so no extension is begun after;
 and a message whose extension is under way at that moment goes back only when that is over. Its
@@ -15,66 +14,28 @@ task is told with the table entry: a record that was lent is never open once its
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections import Counter, deque
-from dataclasses import dataclass
-from enum import StrEnum
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from celery_lease.core import board as beatboard
 from celery_lease.core.board import Outcome
 from celery_lease.core.delivery import Answer, Claim, Terms
-from celery_lease.core.errors import TooManyDeliveries
 from celery_lease.core.lease import Lease, Lost, State
-from celery_lease.worker import compat, forks, notices
+from celery_lease.worker import compat, forks, notices, poison
+from celery_lease.worker.held import Ending, Handle, Held, ticket
+from celery_lease.worker.settling import Settling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from celery_lease.core.board import Board, Slot
+    from celery_lease.core.board import Board
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Driver
     from celery_lease.core.policy import LeasePolicy
 
-logger = logging.getLogger(__name__)
-
 #: What a task reads whose lease has ended under it: no asking the broker, it is not its own.
 ENDED = beatboard.FLAG_LOST | beatboard.FLAG_TAKEN
-#: What a dead-letter queue's name ends with that takes what died in a dead-letter queue.
-DEAD_AGAIN = ".dead"
-
-
-class Ending(StrEnum):
-    """How a lease left this worker."""
-
-    COMPLETED = "completed"
-    HANDED_BACK = "handed back"  #: before its task started
-    HANDED_OVER = "handed over"  #: by its task, for another worker to go on
-    ENDED = "ended"  #: its task was ended, being out of time
-    LOST = "lost"
-    STALLED = "stalled"  #: its task was silent for too long, and was ended or disowned
-    BURIED = "dead-lettered"
-
-
-@dataclass(slots=True)
-class Held:
-    """A lease with what this worker knows of the task under it."""
-
-    lease: Lease
-    slot: Slot | None = None
-    pid: int | None = None
-    beat: float = 0.0  #: the task's own last beat, whatever counts as one for the lease
-    quiet: float = 0.0  #: the end of the quiet period that the task declared
-    unproven: bool = False  #: observed, and heartbeat mode would have lost it
-
-
-@dataclass(frozen=True, slots=True)
-class Handle:
-    """What a request keeps of its lease."""
-
-    leases: Leases
-    tag: str
 
 
 class Leases:
@@ -107,7 +68,7 @@ class Leases:
         self.endings: Counter[Ending] = Counter()  #: how many leases left how; under the lock
         self.door_closed = False  #: no message is taken and no task started any more
         self._held: dict[str, Held] = {}
-        self._unsettled: deque[tuple[Callable[[list[Any]], list[Answer]], list[Any]]] = deque()
+        self._settling = Settling()
         self._homeless = 0  # messages of a failed claim that are not back in their queue yet
         forks.guard(self.lock)
 
@@ -136,7 +97,7 @@ class Leases:
         """Acknowledge a message; a former holder's acknowledgement changes nothing."""
         held = self._take(tag, State.COMPLETED, Ending.COMPLETED)
         if held is not None:
-            self._settle(self.driver.complete, [tag])
+            self._settling.tell(self.driver.complete, [tag])
 
     def hand_back(
         self,
@@ -156,8 +117,8 @@ class Leases:
             later = [tag for tag in taken if tag in self.renewing]
             if later:
                 # The extension under way could reach the broker last, and hide the message again.
-                self._unsettled.append((tell, later))
-        self._settle(tell, [tag for tag in taken if tag not in later])
+                self._settling.later(tell, later)
+        self._settling.tell(tell, [tag for tag in taken if tag not in later])
 
     def keeps(self, tag: str) -> bool:
         """Tell whether a task runs on although its channel closes."""
@@ -169,7 +130,7 @@ class Leases:
         """Return a message whose claim was not confirmed; the keeper goes on until it is."""
         with self.lock:
             self._homeless += 1
-        self._unsettled.append((self._return_unclaimed, [attempt]))
+        self._settling.later(self._return_unclaimed, [attempt])
 
     @property
     def backlogged(self) -> bool:
@@ -195,7 +156,7 @@ class Leases:
             self.hand_back([tag], front=False, orderly=False)
         elif self.driver.capabilities.drops:
             if self._take(tag, State.COMPLETED, Ending.COMPLETED) is not None:
-                self._settle(self.driver.drop, [tag])
+                self._settling.tell(self.driver.drop, [tag])
         else:
             self.complete(tag)
 
@@ -224,11 +185,11 @@ class Leases:
             held = self._held.get(tag)
             if held is None or self.door_closed or self._is_over(held):
                 return None
-            self._refuse_poison(held.lease)
+            poison.refuse(held.lease, self.dead_letter_queue_of)
             if held.slot is None:
                 held.slot = self.board.lend()
                 self.board.allow(held.slot, held.lease.deadline)
-            return self._ticket(held, held.slot)
+            return ticket(self, held.lease, held.slot)
 
     def accepted(self, tag: str, pid: int | None) -> None:
         """Take note of the process that runs a task.
@@ -286,7 +247,7 @@ class Leases:
         """Have the keeper return a message whose task is being ended; for signal handlers."""
         with self.lock:
             if self._take(tag, State.RELEASED, Ending.ENDED):
-                self._unsettled.append((self._return_orderly, [tag]))
+                self._settling.later(self._return_orderly, [tag])
 
     def _return_orderly(self, tags: list[str]) -> list[Answer]:
         return self.driver.hand_back(tags, orderly=True, front=True)
@@ -349,15 +310,8 @@ class Leases:
         return self.board.read_outcome(held.slot) if held.slot else Outcome.UNTOLD
 
     def settle_again(self) -> int:
-        """Tell the broker once more what it did not answer; return what is still unanswered.
-
-        Ends at the first silence: each further question would only wait as long again, and leases
-        wait for the caller.
-        """
-        for _ in range(len(self._unsettled)):
-            if not self._tell(*self._unsettled.popleft()):
-                break
-        return len(self._unsettled)
+        """Tell the broker once more what it did not answer; return what is still unanswered."""
+        return self._settling.again()
 
     def close(self) -> None:
         """Say what is still to be said, and free memory and connections.
@@ -375,11 +329,6 @@ class Leases:
     def __len__(self) -> int:
         return len(self._held)
 
-    def _was_lost(self, tag: str) -> bool:
-        with self.lock:
-            held = self._held.get(tag)
-            return held is not None and not held.lease.is_held
-
     def _take(self, tag: str, state: State, ending: Ending) -> Held | None:
         with self.lock:
             held = self._held.pop(tag, None)
@@ -393,50 +342,9 @@ class Leases:
                 self.board.give_back(held.slot)
             return held
 
-    def _refuse_poison(self, lease: Lease) -> None:
-        claim = lease.claim
-        if self.dead_letter_queue_of and claim.losses >= lease.policy.max_deliveries:
-            queue = self.dead_letter_queue_of(claim.queue)
-            if queue == claim.queue:  # a worker consumes the dead letters
-                queue += DEAD_AGAIN
-            raise TooManyDeliveries(lease.task_id, claim.losses, queue)
-
     def _has_started(self, held: Held) -> bool:
         return held.pid is not None or bool(self.started_at(held))
 
     def _is_over(self, held: Held) -> bool:
         """Whether a lease is lost, or about to be found so: it is the keeper that loses them."""
         return not held.lease.is_held or self.clock.now() >= held.lease.deadline
-
-    def _settle(self, tell: Callable[[list[Any]], list[Answer]], what: list[Any]) -> None:
-        if what and self._unsettled:
-            self._unsettled.append((tell, what))
-        elif what:
-            self._tell(tell, what)
-
-    def _tell(self, tell: Callable[[list[Any]], list[Answer]], what: list[Any]) -> bool:
-        """Tell the broker; return whether it answered. What it did not answer is kept."""
-        answers = list(zip(what, tell(what), strict=True))
-        again = [each for each, answer in answers if answer is Answer.UNKNOWN]
-        if again:
-            self._unsettled.append((tell, again))
-        for each, answer in answers:
-            if answer is Answer.LOST:
-                logger.info("lease %s had ended: nothing was changed at the broker", each)
-        return not again
-
-    def _ticket(self, held: Held, slot: Slot) -> dict[str, Any]:
-        claim, policy = held.lease.claim, held.lease.policy
-        return {
-            "board": self.board.address,
-            "slot": slot.index,
-            "generation": slot.generation,
-            "tag": claim.tag,
-            "token": claim.token,
-            "deliveries": claim.deliveries,
-            "confirms": self.driver.capabilities.confirms,
-            "extension": policy.extension,
-            "mode": str(policy.mode),
-            "on_lost": str(policy.on_lost),
-            "worker": self.worker_id,
-        }

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from celery_lease.worker.diagnosis import Diagnosis
-    from celery_lease.worker.leases import Held
+    from celery_lease.worker.held import Held
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,32 @@ from celery.exceptions import WorkerLostError
 from celery.worker.request import Request
 
 from celery_lease.core.delivery import Answer
+from celery_lease.core.errors import TooManyDeliveries
 
 if TYPE_CHECKING:
-    from celery_lease.core.errors import TooManyDeliveries
-    from celery_lease.worker.leases import Handle
+    from collections.abc import Callable
+
+    from celery_lease.core.lease import Lease
+    from celery_lease.worker.held import Handle
 
 logger = logging.getLogger(__name__)
+
+#: What a dead-letter queue's name ends with that takes what died in a dead-letter queue.
+DEAD_AGAIN = ".dead"
+
+
+def refuse(lease: Lease, dead_letter_queue_of: Callable[[str], str] | None) -> None:
+    """Let a task start, unless its message was lost too often.
+
+    Raises:
+        TooManyDeliveries: It was; the error names where the message belongs.
+    """
+    claim = lease.claim
+    if dead_letter_queue_of and claim.losses >= lease.policy.max_deliveries:
+        queue = dead_letter_queue_of(claim.queue)
+        if queue == claim.queue:  # a worker consumes the dead letters
+            queue += DEAD_AGAIN
+        raise TooManyDeliveries(lease.task_id, claim.losses, queue)
 
 
 def bury(request: Request, lease: Handle, exc: TooManyDeliveries) -> bool:

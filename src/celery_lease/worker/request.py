@@ -25,7 +25,7 @@ from celery_lease.outcome import Discarded
 from celery_lease.worker import compat, poison
 
 if TYPE_CHECKING:
-    from celery_lease.worker.leases import Handle
+    from celery_lease.worker.held import Handle
 
 logger = logging.getLogger(__name__)
 

@@ -24,11 +24,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from celery_lease.core import board as beatboard
-from celery_lease.worker.leases import Ending
+from celery_lease.worker.held import Ending
 
 if TYPE_CHECKING:
     from celery_lease.worker.compat import Ender
-    from celery_lease.worker.leases import Held, Leases
+    from celery_lease.worker.held import Held
+    from celery_lease.worker.leases import Leases
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from celery_lease.core.lease import State
 from celery_lease.core.policy import Mode, OnLost
 from celery_lease.worker import notices
 from celery_lease.worker.diagnosis import Doing
-from celery_lease.worker.leases import Ending
+from celery_lease.worker.held import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from celery_lease.core.lease import Lease
     from celery_lease.worker.compat import Pool
     from celery_lease.worker.diagnosis import Diagnosis
-    from celery_lease.worker.leases import Held, Leases
+    from celery_lease.worker.held import Held
+    from celery_lease.worker.leases import Leases
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,65 @@
+"""What a worker's table of leases says of each one, and how one leaves it.
+
+Guarded by the table's lock; see :mod:`celery_lease.worker.leases`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from celery_lease.core.board import Slot
+    from celery_lease.core.lease import Lease
+    from celery_lease.worker.leases import Leases
+
+
+class Ending(StrEnum):
+    """How a lease left this worker."""
+
+    COMPLETED = "completed"
+    HANDED_BACK = "handed back"  #: before its task started
+    HANDED_OVER = "handed over"  #: by its task, for another worker to go on
+    ENDED = "ended"  #: its task was ended, being out of time
+    LOST = "lost"
+    STALLED = "stalled"  #: its task was silent for too long, and was ended or disowned
+    BURIED = "dead-lettered"
+
+
+@dataclass(slots=True)
+class Held:
+    """A lease with what this worker knows of the task under it."""
+
+    lease: Lease
+    slot: Slot | None = None
+    pid: int | None = None
+    beat: float = 0.0  #: the task's own last beat, whatever counts as one for the lease
+    quiet: float = 0.0  #: the end of the quiet period that the task declared
+    unproven: bool = False  #: observed, and heartbeat mode would have lost it
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """What a request keeps of its lease."""
+
+    leases: Leases
+    tag: str
+
+
+def ticket(leases: Leases, lease: Lease, slot: Slot) -> dict[str, Any]:
+    """Return what a task process needs to know of its lease."""
+    claim, policy = lease.claim, lease.policy
+    return {
+        "board": leases.board.address,
+        "slot": slot.index,
+        "generation": slot.generation,
+        "tag": claim.tag,
+        "token": claim.token,
+        "deliveries": claim.deliveries,
+        "confirms": leases.driver.capabilities.confirms,
+        "extension": policy.extension,
+        "mode": str(policy.mode),
+        "on_lost": str(policy.on_lost),
+        "worker": leases.worker_id,
+    }
