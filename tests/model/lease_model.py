@@ -129,11 +129,15 @@ class LeaseModel:
                 self.refusals[tag] = self.now  # also where a plain sweep has returned it before
                 if self._restore(tag, front=True, loss=loss, orderly=False):
                     reaped.append(tag)
+        return reaped + self.sweep(limit - len(reaped))
+
+    def sweep(self, limit: int) -> list[str]:
+        """Return the tags of plain messages that go back, as the second half of reaping."""
         overdue = self._older_than(self.visibility_timeout)
-        plain = [tag for tag in overdue if tag not in self.records][: limit - len(reaped)]
+        plain = [tag for tag in overdue if tag not in self.records][:limit]
         for tag in plain:
             self._restore(tag, front=True, loss=None, orderly=False)
-        return reaped + plain
+        return plain
 
     def kombu_sweep(self, timeout: float, most: int = 10) -> None:
         """Let a plain process sweep with its own timeout, the youngest first."""
@@ -179,7 +183,7 @@ class LeaseModel:
                 for tag, each in self.records.items()
             },
             "refusals": self.refusals,
-            "dead": self.dead,
+            "dead": [Text(each) for each in self.dead],  # with their counters at nought
             "graveyards": {"q.dead"} if self.dead else set(),
             "token": self.token,
             "history": self.history,

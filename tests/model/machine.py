@@ -209,6 +209,13 @@ class LeaseMachine(RuleBasedStateMachine):
         agree("reaped", reaped, self.model.reap(limit))
 
     @precondition(lambda self: self.may_be_due())
+    @rule(worker=workers)
+    def a_reaper_was_stopped_halfway(self, worker: int) -> None:
+        """Only the second of its two scripts runs, long after the first: leases are not its."""
+        swept = [each.tag for each in self.driver(worker)._sweep(100)]
+        agree("swept", swept, self.model.sweep(100))
+
+    @precondition(lambda self: self.may_be_due())
     @rule(timeout=st.sampled_from([0, 1, 10, 3600]))
     def a_plain_process_sweeps(self, timeout: float) -> None:
         self.stage.kombu_sweep(timeout)
@@ -285,7 +292,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def i5_every_message_is_in_one_place(self) -> None:
         places = Counter(each.message for each in self.server["queue"])
         places.update(each.message for each in self.server["held"].values())
-        places.update(self.server["dead"])
+        places.update(each.message for each in self.server["dead"])
         places.update(each.message for each in self.model.in_hand.values())
         places.update(self.model.completed)
         agree("I5: places", places, Counter(self.published))

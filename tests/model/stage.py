@@ -149,7 +149,7 @@ class Stage:
             "leases": _scores(leases),
             "records": {tag: _record(json.loads(each)) for tag, each in _pairs(claims)},
             "refusals": _scores(refusals),
-            "dead": [_text(json.loads(each)).message for each in dead],
+            "dead": [_text(json.loads(each)) for each in dead],
             "graveyards": {name.decode() for name in names},
             "token": int(token or 0),
             "history": {name: list(map(_reason, losses)) for name, losses in _pairs(histories)},
