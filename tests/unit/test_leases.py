@@ -13,6 +13,7 @@ from celery_lease.core import board as beatboard
 from celery_lease.core.board import Board, BoardFull
 from celery_lease.core.lease import State
 from celery_lease.worker import forks
+from celery_lease.worker.patience import FIRST
 from unit.fake_broker import POLICY, Bench, FakeMessage
 from unit.fakes import PATIENCE
 
@@ -268,7 +269,7 @@ def test_taking_stops_while_unclaimed_messages_wait(bench: Bench) -> None:
     bench.passed()
     assert bench.leases.backlogged
     bench.driver.silent = False
-    bench.passed()
+    bench.passed(FIRST)
     assert not bench.leases.backlogged
     assert bench.driver.sent("return_unclaimed") == ["attempt"] * 2
 

@@ -8,6 +8,7 @@ that blocks the whole process blocks its keeper too, and its beats count when it
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from celery_lease.core.delivery import Answer
 from celery_lease.core.lease import Lost, State
 from celery_lease.core.policy import Mode
 from celery_lease.worker import notices
+from celery_lease.worker.patience import Patience
 from celery_lease.worker.processes import is_alive
 
 if TYPE_CHECKING:
@@ -68,6 +70,8 @@ class Keeper:
         self._leases = leases
         self._clock = leases.clock
         self._warned: set[str] = set()
+        self._patience = Patience()
+        self._shortest = math.inf  # lease so far, in seconds
 
     def run_once(self) -> Report:
         """Look at all leases once, send what is due, and apply what the broker says."""
@@ -81,10 +85,24 @@ class Keeper:
         ):
             for held in helds:
                 tell(held)
+        if not self._patience.left(pass_.now):
+            self._ask(pass_)
+        if wait := self._patience.left(pass_.now):
+            report.wait = max(min(report.wait, wait), SHORTEST_WAIT)
+        return report
+
+    def _ask(self, pass_: _Pass) -> None:
+        """Tell the broker what is due; after a silence, not before it is likely to answer."""
+        report = pass_.report
         for batch in _by_urgency(pass_):
             self._extend(batch, report)
-        self._leases.settle_again()
-        return report
+        silent = report.unknown > 0 and not report.extended
+        if silent or self._leases.settle_again():
+            left = min((held.lease.deadline for held in pass_.due), default=math.inf)
+            now = self._clock.now()
+            self._patience.unanswered(now, lease=self._shortest, left=left - now)
+        else:
+            self._patience.answered()
 
     def _look_at_all(self) -> _Pass:
         with self._leases.lock:
@@ -115,6 +133,7 @@ class Keeper:
         lease, report = held.lease, pass_.report
         report.held += 1
         report.wait = min(report.wait, lease.policy.interval / 4)
+        self._shortest = min(self._shortest, lease.policy.extension)
         self._see(held, pass_)
         if self._is_unproven(held, pass_.now):
             held.unproven = True
