@@ -11,12 +11,14 @@ import contextlib
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 
 from harness.brokers import RedisServer, SentinelSet
+from harness.ledger import now
 from harness.relay_stage import RelayStage
 from harness.tcp_proxy import TcpProxy
 from harness.waiting import eventually
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-#: Found by these tests; to be removed with the fault.
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 LEASE = 8.0
@@ -182,9 +183,6 @@ def in_turn(place: Place) -> Any:
         with contextlib.suppress(AssertionError):
             eventually(lambda: stage.held() == 0, 20)
         outcomes[name] = (stage.runs(task_id), stage.held(), worker.returncode)
-        if "Unrecoverable error" in worker.log:
-            worker.close()
-            worker = stage.start()
     return outcomes, works_again(stage)
 
 
@@ -219,6 +217,71 @@ def faults(server: RedisServer) -> dict[str, tuple[Callable[[], Any], Callable[[
         "BUSY": (hang, lambda: ask("SCRIPT", "KILL")),
         "WRONGPASS": (lambda: change_password("other"), lambda: change_password("")),
     }
+
+
+#: The name of the connections for leases, and what comes before it.
+NAME, GREETINGS = b"celery-lease", (b"HELLO", b"CLIENT")
+
+
+class Turnstile(TcpProxy):
+    """A way to a server that can be shut: who says its name then is noted, and all are sent off."""
+
+    def __init__(self, port: int) -> None:
+        self.shut = False
+        self.asked: list[float] = []  # when the leases' connections came and said their name
+        super().__init__(port)
+
+    def _pump(self, source: socket.socket, target: socket.socket, held: bool) -> None:
+        if not (self.shut and held):
+            super()._pump(source, target, held)
+            return
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if NAME in data:
+                    self.asked.append(now())
+                if NAME in data or not any(word in data for word in GREETINGS):
+                    break
+                target.sendall(data)
+        self._end(source)
+        self._end(target)
+
+
+def away(place: Place) -> Any:
+    """Let the server be away for 12 s of a lease of a minute that is due for extension."""
+    server = place.server()
+    conf = {"lease_extension": 60, "lease_interval": 1, "lease_reaper_interval": 50}
+    stage = RelayStage(server, place.directory / "stage", **conf)
+    place.ends.append(stage.close)
+    with Turnstile(server.port) as proxy:
+        stage.setup = replace(
+            stage.setup, broker=f"redis://127.0.0.1:{proxy.port}/{stage.setup.database}"
+        )
+        running = stage.send("beats", 12.0)
+        stage.start()
+        stage.wait("start", running)
+        proxy.shut = True
+        proxy.cut()
+        stage.wait("end", running)
+        proxy.shut = False
+        stage.wait_settled(20)
+        return stage.runs(running), proxy.asked, works_again(stage)
+
+
+def last_word(place: Place) -> Any:
+    """Kill the server; a task ends; the worker is asked to stop; then the server is there again."""
+    server = place.server(**PERSISTENT)
+    stage = place.stage(server)
+    ends = stage.send("beats", 2.0)
+    worker = stage.start()
+    stage.wait("start", ends)
+    server.kill()
+    server.wait()
+    stage.wait("end", ends)
+    worker.term()
+    threading.Event().wait(2.0)  # it has noticed by then that nobody answers
+    server.start()
+    status = worker.wait(30)
+    return stage.runs(ends), status, stage.held()
 
 
 def flush(place: Place) -> Any:
@@ -269,12 +332,14 @@ def in_step(servers: SentinelSet) -> bool:
 
 SCENARIOS: dict[str, Callable[[Place], Any]] = {
     "in turn": in_turn,  # takes longest
+    "away": away,
     "fail-over": fail_over,
     "half open": half_open,
     "restart": restart_with_data,
     "empty": restart_empty,
     "one by one": kill_one_by_one,
     "flush": flush,
+    "last word": last_word,
 }
 
 
@@ -331,7 +396,7 @@ def test_half_open_connections_are_left_and_made_anew(outcomes: dict[str, Future
     assert status is None
 
 
-@pytest.mark.parametrize("word", ["NOSCRIPT", "OOM", "BUSY", "WRONGPASS"])
+@pytest.mark.parametrize("word", ["NOSCRIPT", "OOM", "READONLY", "BUSY", "WRONGPASS"])
 def test_a_server_that_refuses_is_told_later(outcomes: dict[str, Future[Any]], word: str) -> None:
     """A task that ended while the server said this ran once, and is acknowledged afterwards."""
     runs, held, _ = outcomes["in turn"].result()[0][word]
@@ -339,23 +404,33 @@ def test_a_server_that_refuses_is_told_later(outcomes: dict[str, Future[Any]], w
     assert held == 0
 
 
-@pytest.mark.parametrize("word", ["NOSCRIPT", "OOM", "BUSY", "WRONGPASS"])
+@pytest.mark.parametrize("word", ["NOSCRIPT", "OOM", "READONLY", "BUSY", "WRONGPASS"])
 def test_a_worker_outlives_a_server_that_refuses(
     outcomes: dict[str, Future[Any]], word: str
 ) -> None:
-    """And consumes again afterwards."""
+    """And consumes again afterwards; of a replica that would be the end of any Celery worker."""
     seen, again = outcomes["in turn"].result()
     assert seen[word][2] is None
     assert again == ONCE
 
 
-def test_a_worker_whose_server_became_a_replica_leaves_with_an_error(
+def test_a_server_that_is_away_is_asked_ever_less_often(outcomes: dict[str, Future[Any]]) -> None:
+    """By leases that can wait for it; the task runs on, and is acknowledged when it is back."""
+    runs, asked, again = outcomes["away"].result()
+    assert runs == ONCE
+    gaps = [later - earlier for earlier, later in pairwise(asked)]
+    assert 4 <= len(asked) <= 15
+    assert max(gaps[-3:]) > 4 * min(gaps)
+    assert again == ONCE
+
+
+def test_a_worker_that_stops_tells_a_server_that_comes_back_what_ended(
     outcomes: dict[str, Future[Any]],
 ) -> None:
-    """Kombu's own writes fail then, which ends every Celery worker; its message is not lost."""
-    runs, held, status = outcomes["in turn"].result()[0]["READONLY"]
+    """Killed, ended without, asked to stop without, and back in the last moment: not run again."""
+    runs, status, held = outcomes["last word"].result()
     assert runs == ONCE
-    assert (held, status) == (1, 1)
+    assert (status, held) == (0, 0)
 
 
 def test_a_flushed_server_is_used_again(outcomes: dict[str, Future[Any]]) -> None:

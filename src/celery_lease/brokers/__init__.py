@@ -67,6 +67,15 @@ def end_receiving(channel: Any) -> None:
     _call(channel, "end_receiving")
 
 
+def will_pass(connection: Any, exc: BaseException) -> bool:
+    """Tell whether a broker refuses for now only what failed on a kombu *connection*.
+
+    A transport whose library does not take such an error for a lost connection has a part in this.
+    """
+    function = getattr(_module_of(connection, "channel"), "will_pass", None)
+    return function is not None and function(exc)
+
+
 def _call(channel: Any, name: str) -> None:
     """Call the function that a driver may have for a channel that is not closed."""
     if getattr(channel.connection, "client", None) is not None:
@@ -76,5 +85,8 @@ def _call(channel: Any, name: str) -> None:
 
 
 def _module(channel: Any, part: str) -> Any:
-    transport = channel.connection.client.transport
-    return import_module(f"{DRIVERS[transport.driver_type]}.{part}")
+    return _module_of(channel.connection.client, part)
+
+
+def _module_of(connection: Any, part: str) -> Any:
+    return import_module(f"{DRIVERS[connection.transport.driver_type]}.{part}")

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a killed process is given to be gone.
 DEATH = 1.0
+REFUSED = 1.0  #: the same before the next connection to a broker that refuses all work
 
 
 def task_of(message: Any) -> tuple[str, str, Mapping[str, object]]:
@@ -303,6 +304,23 @@ def bound_end(consumer: Consumer, seconds: float, leave: Callable[[], None]) -> 
             timer.cancel()
 
     consumer.shutdown = bounded_shutdown  # type: ignore[method-assign]
+
+
+def reconnect_after(consumer: Consumer, will_pass: Callable[[Exception], bool]) -> None:
+    """Let the consumer connect anew after errors that pass: for Celery they end the worker."""
+    blueprint: Any = consumer.blueprint
+    start = blueprint.start
+
+    def start_again(parent: Consumer) -> None:
+        try:
+            start(parent)
+        except Exception as exc:
+            if will_pass(exc):
+                threading.Event().wait(REFUSED)  # such a server takes the next connection at once
+                raise ConnectionError(f"refused for now: {exc}") from exc
+            raise
+
+    blueprint.start = start_again
 
 
 def shorten_soft_shutdown(

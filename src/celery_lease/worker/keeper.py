@@ -71,7 +71,6 @@ class Keeper:
         self._clock = leases.clock
         self._warned: set[str] = set()
         self._patience = Patience()
-        self._shortest = math.inf  # lease so far, in seconds
 
     def run_once(self) -> Report:
         """Look at all leases once, send what is due, and apply what the broker says."""
@@ -97,10 +96,10 @@ class Keeper:
         for batch in _by_urgency(pass_):
             self._extend(batch, report)
         silent = report.unknown > 0 and not report.extended
-        if silent or self._leases.settle_again():
+        if silent or self._leases.settling.again():
             left = min((held.lease.deadline for held in pass_.due), default=math.inf)
             now = self._clock.now()
-            self._patience.unanswered(now, lease=self._shortest, left=left - now)
+            self._patience.unanswered(now, lease=self._leases.shortest, left=left - now)
         else:
             self._patience.answered()
 
@@ -133,7 +132,6 @@ class Keeper:
         lease, report = held.lease, pass_.report
         report.held += 1
         report.wait = min(report.wait, lease.policy.interval / 4)
-        self._shortest = min(self._shortest, lease.policy.extension)
         self._see(held, pass_)
         if self._is_unproven(held, pass_.now):
             held.unproven = True

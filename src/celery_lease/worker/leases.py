@@ -14,6 +14,7 @@ task is told with the table entry: a record that was lent is never open once its
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -66,9 +67,10 @@ class Leases:
         self.lock = threading.RLock()
         self.renewing: set[str] = set()  #: tags whose extension is under way; under the lock
         self.endings: Counter[Ending] = Counter()  #: how many leases left how; under the lock
+        self.shortest = math.inf  #: lease so far, in seconds; under the lock
         self.door_closed = False  #: no message is taken and no task started any more
         self._held: dict[str, Held] = {}
-        self._settling = Settling()
+        self.settling = Settling(clock)  #: what the broker has still to be told
         self._homeless = 0  # messages of a failed claim that are not back in their queue yet
         forks.guard(self.lock)
 
@@ -90,6 +92,7 @@ class Leases:
         lease = Lease(claim, message.lease_policy, task_id=task_id, name=name)
         with self.lock:
             self._held[claim.tag] = Held(lease)
+            self.shortest = min(self.shortest, lease.policy.extension)
         message.lease = Handle(self, claim.tag)
         self.on_claimed(lease)
 
@@ -97,7 +100,7 @@ class Leases:
         """Acknowledge a message; a former holder's acknowledgement changes nothing."""
         held = self._take(tag, State.COMPLETED, Ending.COMPLETED)
         if held is not None:
-            self._settling.tell(self.driver.complete, [tag])
+            self.settling.tell(self.driver.complete, [tag])
 
     def hand_back(
         self,
@@ -117,8 +120,8 @@ class Leases:
             later = [tag for tag in taken if tag in self.renewing]
             if later:
                 # The extension under way could reach the broker last, and hide the message again.
-                self._settling.later(tell, later)
-        self._settling.tell(tell, [tag for tag in taken if tag not in later])
+                self.settling.later(tell, later)
+        self.settling.tell(tell, [tag for tag in taken if tag not in later])
 
     def keeps(self, tag: str) -> bool:
         """Tell whether a task runs on although its channel closes."""
@@ -130,7 +133,7 @@ class Leases:
         """Return a message whose claim was not confirmed; the keeper goes on until it is."""
         with self.lock:
             self._homeless += 1
-        self._settling.later(self._return_unclaimed, [attempt])
+        self.settling.later(self._return_unclaimed, [attempt])
 
     @property
     def backlogged(self) -> bool:
@@ -156,7 +159,7 @@ class Leases:
             self.hand_back([tag], front=False, orderly=False)
         elif self.driver.capabilities.drops:
             if self._take(tag, State.COMPLETED, Ending.COMPLETED) is not None:
-                self._settling.tell(self.driver.drop, [tag])
+                self.settling.tell(self.driver.drop, [tag])
         else:
             self.complete(tag)
 
@@ -247,7 +250,7 @@ class Leases:
         """Have the keeper return a message whose task is being ended; for signal handlers."""
         with self.lock:
             if self._take(tag, State.RELEASED, Ending.ENDED):
-                self._settling.later(self._return_orderly, [tag])
+                self.settling.later(self._return_orderly, [tag])
 
     def _return_orderly(self, tags: list[str]) -> list[Answer]:
         return self.driver.hand_back(tags, orderly=True, front=True)
@@ -309,16 +312,13 @@ class Leases:
     def _outcome(self, held: Held) -> Outcome:
         return self.board.read_outcome(held.slot) if held.slot else Outcome.UNTOLD
 
-    def settle_again(self) -> int:
-        """Tell the broker once more what it did not answer; return what is still unanswered."""
-        return self._settling.again()
-
     def close(self) -> None:
-        """Say what is still to be said, and free memory and connections.
+        """Free memory and connections.
 
-        Leases that are held all the same stay as they are at the broker, and expire.
+        Leases that are held all the same stay as they are at the broker, and expire; so do those
+        of which it was not told that they ended.
         """
-        self.settle_again()
+        notices.untold(self.settling.left)
         with self.lock:
             left = [held for held in self._held.values() if held.lease.is_held]
         notices.left_behind(left)

@@ -126,6 +126,16 @@ def left_behind(helds: Iterable[Held]) -> None:
         )
 
 
+def untold(count: int) -> None:
+    """Say that a worker ends before the broker has heard of all that has ended in it."""
+    if count:
+        logger.error(
+            "the broker has not answered: worker ends before %d messages were acknowledged or "
+            "returned; what was claimed comes back when its lease expires, and is run once more",
+            count,
+        )
+
+
 def _fields(held: Held) -> dict[str, object]:
     lease = held.lease
     return {

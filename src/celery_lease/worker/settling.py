@@ -8,6 +8,7 @@ for each message. No lock: a deque's own operations are atomic, and nothing here
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,23 @@ from celery_lease.core.delivery import Answer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from celery_lease.core.clock import Clock
+
 logger = logging.getLogger(__name__)
+
+#: Seconds between two questions of a worker that ends.
+REST = 0.25
+
+
+def _rest() -> None:
+    threading.Event().wait(REST)
 
 
 class Settling:
     """Tells the broker, and keeps what it did not answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._left: deque[tuple[Callable[[list[Any]], list[Answer]], list[Any]]] = deque()
 
     def tell(self, how: Callable[[list[Any]], list[Answer]], what: list[Any]) -> None:
@@ -43,9 +54,24 @@ class Settling:
         wait for the caller.
         """
         for _ in range(len(self._left)):
-            if not self._tell(*self._left.popleft()):
+            try:
+                how, what = self._left.popleft()
+            except IndexError:  # a closing worker's main thread and its keeper may both be here
+                break
+            if not self._tell(how, what):
                 break
         return len(self._left)
+
+    def within(self, seconds: float, rest: Callable[[], object] = _rest) -> None:
+        """Tell the broker until it has answered, for some seconds; *rest* comes in between."""
+        ends = self._clock.now() + seconds
+        while self.again() and self._clock.now() < ends:
+            rest()
+
+    @property
+    def left(self) -> int:
+        """How many messages the broker has not been told of."""
+        return sum(len(what) for _, what in tuple(self._left))
 
     def _tell(self, how: Callable[[list[Any]], list[Answer]], what: list[Any]) -> bool:
         """Tell the broker; return whether it answered. What it did not answer is kept."""

@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 LOOP_INTERVAL, LOOP_SHARE = 1.0, 0.2
 #: Longest wait for a service's end, in seconds; its thread is a daemon and holds nothing up.
 STOP_TIMEOUT = 2.0
+#: Seconds that a stopping worker goes on telling a broker that does not answer what has ended.
+UNSENT = 5.0
 
 
 class LeaseSettings(bootsteps.StartStopStep):
@@ -118,6 +120,8 @@ class LeaseConsumer(bootsteps.StartStopStep):
             self._shutdown = Shutdown(self.leases, ender)
             compat.bound_end(consumer, SILENCE, ender.leave)
             compat.note_restarts()
+            connection = consumer.app.connection_for_read()  # never opened
+            compat.reconnect_after(consumer, lambda exc: brokers.will_pass(connection, exc))
             compat.shorten_soft_shutdown(
                 consumer, self._ask_to_stop, lambda: not len(self.leases or ())
             )
@@ -164,6 +168,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
         if self._shutdown is not None:
             self._shutdown.report()
         if self.leases is not None:
+            self.leases.settling.within(UNSENT)
             self.leases.close()
 
     def _close(self, consumer: Consumer, leases: Leases) -> None:

@@ -19,20 +19,13 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 
+from celery_lease.brokers.redis.refusals import will_pass
+
 if TYPE_CHECKING:
     from celery_lease.brokers.redis.driver import RedisDriver
 
 logger = logging.getLogger(__name__)
 
-#: How a server's answer to a BRPOP begins that it refuses for now: it became a replica, or runs a
-#: script.
-PASSING = (
-    "UNBLOCKED",
-    "READONLY",
-    "You can't write against a read only replica",
-    "BUSY",
-    "Redis is busy",
-)
 #: Name of the list for unreadable texts, after that of the list they came from.
 SUFFIX = ".malformed"
 
@@ -72,7 +65,7 @@ class Arrivals:
         try:
             reply = self._parse(connection, command_name, **options)
         except ResponseError as exc:
-            if command_name != "BRPOP" or not str(exc).startswith(PASSING):
+            if command_name != "BRPOP" or not will_pass(exc):
                 raise
             # For Celery an unknown error is the end of the worker, a lost connection is not.
             raise ConnectionError(f"no message: {exc}") from exc

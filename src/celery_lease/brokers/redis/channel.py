@@ -18,6 +18,9 @@ from kombu.transport import redis as kombu_redis
 
 from celery_lease.brokers.redis.arrivals import Arrivals
 from celery_lease.brokers.redis.attempt import Attempt
+from celery_lease.brokers.redis.refusals import will_pass
+
+__all__ = ["LeaseQoS", "end_receiving", "lease_messages", "will_pass"]
 
 if TYPE_CHECKING:
     from collections import OrderedDict
