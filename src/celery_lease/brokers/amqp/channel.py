@@ -9,7 +9,7 @@ method of its :class:`kombu.Consumer`, ``Channel.collect``, ``Channel._do_revive
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from amqp import spec
@@ -18,6 +18,7 @@ from celery_lease.brokers.amqp.delivery import CLOSED
 from celery_lease.brokers.amqp.driver import Arrival
 from celery_lease.brokers.amqp.frames import guard
 from celery_lease.brokers.amqp.limits import Limit, consumer_timeout
+from celery_lease.brokers.settling import mix_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -146,18 +147,13 @@ def _queue_arguments(callback: Any, name: str) -> Iterator[Mapping[str, Any]]:
             yield queue.queue_arguments
 
 
-@cache
-def _leasing(channel_class: type) -> type:
-    return type("LeasingChannel", (Leasing, channel_class), {})
-
-
 def lease_messages(channel: Any, driver: AmqpDriver, holder: Holder, clock: Clock) -> None:
     """Make a live kombu *channel* lease the messages that *holder* has terms for.
 
     It stays the same object and only changes its class. To be called before consuming starts.
     """
     guard(channel.connection)
-    channel.__class__ = _leasing(type(channel))  # type: ignore[arg-type]
+    mix_in(Leasing, channel)
     channel.lease_driver, channel.lease_holder, channel.lease_clock = driver, holder, clock
     channel.limits, channel.consumers, channel.stopped = {}, {}, False
 

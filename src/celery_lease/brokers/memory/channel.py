@@ -1,34 +1,28 @@
 """A kombu in-memory channel whose messages are leased.
 
 Uses of kombu internals, as read in 5.5.4 and 5.7.0: ``Channel._get`` (what it returns is delivered
-next, by the same thread), ``Message._raw``, ``QoS._delivered/_quick_ack``.
+next, by the same thread), ``Message._raw``.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport import virtual
 
-if TYPE_CHECKING:
-    from collections import OrderedDict
-    from collections.abc import Callable
+from celery_lease.brokers.settling import SettlingQoS, mix_in
 
+if TYPE_CHECKING:
     from celery_lease.brokers.memory.driver import MemoryDriver
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Holder
 
 
-class LeaseQoS(virtual.QoS):
-    """Claims leased messages on arrival, and routes their acks and rejects to the holder."""
+class LeaseQoS(SettlingQoS, virtual.QoS):
+    """Claims leased messages on arrival."""
 
     driver: MemoryDriver
-    holder: Holder
     queue: str  # that the message at hand is from
-    leased: set[str]  # tags, this channel's
-    _delivered: OrderedDict[str, Any]
-    _quick_ack: Callable[[str], None]
 
     def can_consume(self) -> bool:
         """Tell whether another message may be taken."""
@@ -46,37 +40,10 @@ class LeaseQoS(virtual.QoS):
         super().append(message, claim.tag)
         self.holder.claimed(claim, message)
 
-    def ack(self, delivery_tag: str) -> None:
-        """Acknowledge a message and free its place in the prefetch window."""
-        if self._release(delivery_tag):
-            self.holder.complete(delivery_tag)
-        else:
-            super().ack(delivery_tag)
-
-    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Drop a message, or send it to the back of the line as kombu does."""
-        if not self._release(delivery_tag):
-            super().reject(delivery_tag, requeue=requeue)
-        elif requeue:
-            self.holder.hand_back([delivery_tag], front=False)
-        else:
-            self.holder.complete(delivery_tag)
-
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """Return what nobody will work on any more; the channel is being closed."""
-        leased = [tag for tag in self._delivered if tag in self.leased]
-        ended = [tag for tag in leased if not self.holder.keeps(tag) and self._release(tag)]
-        # Newest first, so that the oldest ends up at the front of the line.
-        self.holder.hand_back(ended[::-1], front=True)
+        self.return_idle()
         super().restore_unacked_once(stderr)
-
-    def _release(self, delivery_tag: str) -> bool:
-        """Free the place of a leased message; False if it is not one of this channel's."""
-        if delivery_tag not in self.leased:
-            return False
-        self.leased.discard(delivery_tag)
-        self._quick_ack(delivery_tag)
-        return True
 
 
 class Leasing:
@@ -85,11 +52,6 @@ class Leasing:
     def _get(self: Any, queue: str, timeout: float | None = None) -> Any:
         self.qos.queue = queue
         return super()._get(queue, timeout)  # type: ignore[misc]
-
-
-@cache
-def _leasing(channel_class: type) -> type:
-    return type("LeasingChannel", (Leasing, channel_class), {})
 
 
 def lease_messages(channel: Any, driver: MemoryDriver, holder: Holder, clock: Clock) -> None:
@@ -102,4 +64,4 @@ def lease_messages(channel: Any, driver: MemoryDriver, holder: Holder, clock: Cl
     qos = channel.qos
     qos.__class__ = LeaseQoS
     qos.driver, qos.holder, qos.leased = driver, holder, set()
-    channel.__class__ = _leasing(type(channel))  # type: ignore[arg-type]
+    mix_in(Leasing, channel)

@@ -6,11 +6,11 @@ a leading underscore, and ``_noack_queues``, whose messages are deleted as they 
 
 from __future__ import annotations
 
-from functools import cache
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from celery_lease.brokers.pgmq.qos import LeaseQoS
+from celery_lease.brokers.settling import SettlingChannel, mix_in
 
 if TYPE_CHECKING:
     from celery_lease.brokers.pgmq.driver import PgmqDriver
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from celery_lease.core.delivery import Holder
 
 
-class Leasing:
+class Leasing(SettlingChannel):
     """What a leasing channel does differently; mixed into the class of a live one.
 
     Messages are touched by the consuming thread; acknowledged and rejected by any.
@@ -26,20 +26,6 @@ class Leasing:
 
     lease_clock: Clock
     hidden_until: float  # clock reading until which what was read last is nobody else's
-
-    def basic_ack(self: Any, delivery_tag: str, multiple: bool = False) -> None:
-        """Acknowledge; what is leased by way of its holder, the rest as kombu does."""
-        if delivery_tag in self.qos.leased:
-            self.qos.ack(delivery_tag)
-        else:
-            super().basic_ack(delivery_tag, multiple)  # type: ignore[misc]
-
-    def basic_reject(self: Any, delivery_tag: str, requeue: bool = False) -> None:
-        """Reject; what is leased by way of its holder, the rest as kombu does."""
-        if delivery_tag in self.qos.leased:
-            self.qos.reject(delivery_tag, requeue=requeue)
-        else:
-            super().basic_reject(delivery_tag, requeue=requeue)  # type: ignore[misc]
 
     def _receive_messages(self: Any, queue: str, *args: Any, **kwargs: Any) -> list[Any]:
         self.hidden_until = self.lease_clock.now() + self.visibility_timeout
@@ -72,11 +58,6 @@ def _age(message: Any) -> int:
     return int(message.msg_id)
 
 
-@cache
-def _leasing(channel_class: type) -> type:
-    return type("LeasingChannel", (Leasing, channel_class), {})
-
-
 def lease_messages(channel: Any, driver: PgmqDriver, holder: Holder, clock: Clock) -> LeaseQoS:
     """Make a live kombu *channel* lease the messages that *holder* has terms for.
 
@@ -87,6 +68,6 @@ def lease_messages(channel: Any, driver: PgmqDriver, holder: Holder, clock: Cloc
     qos.__class__ = LeaseQoS
     qos.driver, qos.holder = driver, holder
     qos.leased, qos.claimed = set(), {}
-    channel.__class__ = _leasing(type(channel))  # type: ignore[arg-type]
+    mix_in(Leasing, channel)
     channel.lease_clock, channel.hidden_until = clock, 0.0
     return qos  # type: ignore[no-any-return]

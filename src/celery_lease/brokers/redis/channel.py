@@ -4,7 +4,7 @@ Messages without a lease take kombu's own path, untouched. What is done with a l
 decided by a :class:`~celery_lease.core.delivery.Holder`; this class only tells it what kombu asks.
 
 Uses of kombu internals, as read in 5.5.4 and 5.7.0: ``Channel.qos``,
-``QoS._delivered/_dirty/_quick_ack``, ``Message._raw``, and that a ``queue.Empty`` raised while a
+``QoS._delivered/_dirty``, ``Message._raw``, and that a ``queue.Empty`` raised while a
 message is delivered means "nothing was received".
 """
 
@@ -20,12 +20,11 @@ from celery_lease.brokers.redis.arrivals import Arrivals
 from celery_lease.brokers.redis.attempt import Attempt
 from celery_lease.brokers.redis.refusals import will_pass
 
+from celery_lease.brokers.settling import SettlingQoS
+
 __all__ = ["LeaseQoS", "end_receiving", "lease_messages", "will_pass"]
 
 if TYPE_CHECKING:
-    from collections import OrderedDict
-    from collections.abc import Callable
-
     from celery_lease.brokers.redis.driver import RedisDriver
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Holder
@@ -34,20 +33,15 @@ if TYPE_CHECKING:
 LAST_REPLY = 2.0
 
 
-class LeaseQoS(kombu_redis.QoS):
-    """Claims leased messages on arrival, and routes their acks and rejects to the holder.
+class LeaseQoS(SettlingQoS, kombu_redis.QoS):
+    """Claims leased messages on arrival.
 
-    Touched by the consuming thread, and in :meth:`ack` and :meth:`reject` by whichever thread
-    settles a message; kombu's own rule for the two (``_delivered`` and ``_dirty``) is kept.
+    Kombu's own rule for ``_delivered`` and ``_dirty``, which several threads touch, is kept.
     """
 
     driver: RedisDriver
-    holder: Holder
     clock: Clock
     arrivals: Arrivals
-    _delivered: OrderedDict[str, Any]
-    _quick_ack: Callable[[str], None]
-    leased: set[str]  # tags, this channel's; a set operation is atomic
 
     def can_consume(self) -> bool:
         """Tell whether another message may be taken.
@@ -80,30 +74,9 @@ class LeaseQoS(kombu_redis.QoS):
         super(kombu_redis.QoS, self).append(message, claim.tag)
         self.holder.claimed(claim, message)
 
-    def ack(self, delivery_tag: str) -> None:
-        """Acknowledge a message and free its place in the prefetch window."""
-        if not self._release(delivery_tag):
-            super().ack(delivery_tag)
-            return
-        self.holder.complete(delivery_tag)
-
-    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Drop a message, or send it to the back of the line as kombu does."""
-        if not self._release(delivery_tag):
-            super().reject(delivery_tag, requeue=requeue)
-        elif requeue:
-            self.holder.hand_back([delivery_tag], front=False)
-        else:
-            self.holder.complete(delivery_tag)
-
     def restore_unacked(self, client: Any = None) -> None:
         """Return what nobody will work on any more; the channel is being closed."""
-        leased = [tag for tag in self._delivered if tag in self.leased]
-        for tag in leased:
-            del self._delivered[tag]
-        ended = [tag for tag in leased if not self.holder.keeps(tag) and self._release(tag)]
-        # Newest first, so that the oldest ends up at the front of the line.
-        self.holder.hand_back(ended[::-1], front=True)
+        self.return_idle()
         if self._delivered:  # kombu would connect for nothing, and to a broker that may be gone
             super().restore_unacked(client)
 
@@ -112,14 +85,6 @@ class LeaseQoS(kombu_redis.QoS):
 
         It has no mutex: kombu's, left without expiry, ends all of kombu's sweeps for good.
         """
-
-    def _release(self, delivery_tag: str) -> bool:
-        """Free the place of a leased message; False if it is not one of this channel's."""
-        if delivery_tag not in self.leased:
-            return False
-        self.leased.discard(delivery_tag)
-        self._quick_ack(delivery_tag)
-        return True
 
 
 def lease_messages(channel: Any, driver: RedisDriver, holder: Holder, clock: Clock) -> LeaseQoS:

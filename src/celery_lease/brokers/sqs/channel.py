@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from functools import cache
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from vine import transform
 
+from celery_lease.brokers.settling import SettlingChannel, mix_in
 from celery_lease.brokers.sqs import closing
 from celery_lease.brokers.sqs.polls import NOT_SERVED, Poll, blocks_the_loop, guard
 from celery_lease.brokers.sqs.qos import LeaseQoS
@@ -33,7 +33,7 @@ WAIT_SHARE = 3
 PAUSE = 1.0
 
 
-class Leasing:
+class Leasing(SettlingChannel):
     """What a leasing channel does differently; mixed into the class of a live one.
 
     Touched by the consuming thread only.
@@ -58,20 +58,6 @@ class Leasing:
         result = super().basic_consume(queue, *args, **kwargs)  # type: ignore[misc]
         self._name_arrivals(queue)
         return result
-
-    def basic_ack(self: Any, delivery_tag: str, multiple: bool = False) -> None:
-        """Acknowledge; what is leased by way of its holder, the rest as kombu does."""
-        if delivery_tag in self.qos.leased:
-            self.qos.ack(delivery_tag)
-        else:
-            super().basic_ack(delivery_tag, multiple)  # type: ignore[misc]
-
-    def basic_reject(self: Any, delivery_tag: str, requeue: bool = False) -> None:
-        """Reject; what is leased by way of its holder, the rest as kombu does."""
-        if delivery_tag in self.qos.leased:
-            self.qos.reject(delivery_tag, requeue=requeue)
-        else:
-            super().basic_reject(delivery_tag, requeue=requeue)  # type: ignore[misc]
 
     def asynsqs(self: Any, queue: str | None = None) -> Any:
         """Return kombu's connection for polls, made harmless."""
@@ -173,11 +159,6 @@ def _count(queue: str, count: int) -> int:
     return 1 if queue.endswith(".fifo") else count
 
 
-@cache
-def _leasing(channel_class: type) -> type:
-    return type("LeasingChannel", (Leasing, channel_class), {})
-
-
 def lease_messages(channel: Any, driver: SqsDriver, holder: Holder, clock: Clock) -> LeaseQoS:
     """Make a live kombu *channel* lease the messages that *holder* has terms for.
 
@@ -188,7 +169,7 @@ def lease_messages(channel: Any, driver: SqsDriver, holder: Holder, clock: Clock
     qos.__class__ = LeaseQoS
     qos.driver, qos.holder, qos.clock = driver, holder, clock
     qos.leased, qos.poll, qos.queue = set(), Poll(clock.now()), None
-    channel.__class__ = _leasing(type(channel))  # type: ignore[arg-type]
+    mix_in(Leasing, channel)
     channel.lease_driver, channel.lease_clock = driver, clock
     channel.polls, channel.unserved, channel.closing = {}, set(), False
     channel.only_one = False

@@ -3,8 +3,8 @@
 Messages without a lease take kombu's own path, untouched. What is done with a leased one is
 decided by a :class:`~celery_lease.core.delivery.Holder`; this class only tells it what kombu asks.
 
-Uses of kombu internals, as read in 5.5.4 and 5.7.0: ``QoS._delivered/_quick_ack``, and that a
-:class:`queue.Empty` raised while a message is fetched means "nothing was received".
+Uses of kombu internals, as read in 5.5.4 and 5.7.0: that a :class:`queue.Empty` raised while a
+message is fetched means "nothing was received".
 """
 
 from __future__ import annotations
@@ -15,36 +15,27 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.transport import SQS as kombu_sqs  # noqa: N811  (a module)
 
+from celery_lease.brokers.settling import SettlingQoS
 from celery_lease.brokers.sqs.driver import Arrival
 
 if TYPE_CHECKING:
-    from collections import OrderedDict
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from celery_lease.brokers.sqs.driver import SqsDriver
     from celery_lease.brokers.sqs.polls import Poll
     from celery_lease.core.clock import Clock
-    from celery_lease.core.delivery import Holder
 
 logger = logging.getLogger(__name__)
 
 
-class LeaseQoS(kombu_sqs.QoS):
-    """Claims leased messages on arrival, and routes their acks and rejects to the holder.
-
-    Touched by the consuming thread, and in :meth:`ack` and :meth:`reject` by whichever thread
-    settles a message.
-    """
+class LeaseQoS(SettlingQoS, kombu_sqs.QoS):
+    """Claims leased messages on arrival."""
 
     driver: SqsDriver
-    holder: Holder
     clock: Clock
-    leased: set[str]  # tags, this channel's; a set operation is atomic
     poll: Poll  # the one that brought the message at hand
     channel: Any
     queue: str | None  # kombu's name of the queue that the message at hand is from
-    _delivered: OrderedDict[str, Any]
-    _quick_ack: Callable[[str], None]
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Record a delivery: under a lease if the holder names terms for it.
@@ -69,38 +60,10 @@ class LeaseQoS(kombu_sqs.QoS):
         super().append(message, claim.tag)
         self.holder.claimed(claim, message)
 
-    def ack(self, delivery_tag: str) -> None:
-        """Acknowledge a message and free its place in the prefetch window."""
-        if not self._release(delivery_tag):
-            super().ack(delivery_tag)
-            return
-        self.holder.complete(delivery_tag)
-
-    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Drop a message, or make it visible again."""
-        if not self._release(delivery_tag):
-            super().reject(delivery_tag, requeue=requeue)
-        elif requeue:
-            self.holder.hand_back([delivery_tag], front=False)
-        else:
-            self.holder.complete(delivery_tag)
-
     def restore_unacked(self) -> Any:
         """Return what nobody will work on any more; the channel is being closed."""
-        leased = [tag for tag in self._delivered if tag in self.leased]
-        for tag in leased:
-            self._delivered.pop(tag, None)
-        ended = [tag for tag in leased if not self.holder.keeps(tag) and self._release(tag)]
-        self.holder.hand_back(ended, front=True)
+        self.return_idle()
         return super().restore_unacked()
-
-    def _release(self, delivery_tag: str) -> bool:
-        """Free the place of a leased message; False if it is not one of this channel's."""
-        if delivery_tag not in self.leased:
-            return False
-        self.leased.discard(delivery_tag)
-        self._quick_ack(delivery_tag)
-        return True
 
     def _arrival(self, message: Any, handle: str) -> Arrival:
         info: Mapping[str, Any] = message.delivery_info
