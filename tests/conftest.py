@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.ledger import Ledger
+    from harness.moto_server import MotoServer
     from harness.postgres import PostgresServer
     from harness.rabbitmq import RabbitServer
 
@@ -143,6 +144,17 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]
 
     home = rabbitmq_home() or pytest.skip("RabbitMQ is not installed")
     with RabbitServer(home, tmp_path_factory.mktemp("rabbitmq")).start() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoServer]:
+    """SQS as moto plays it; take a queue by ``fresh_queue()``, never stop it."""
+    pytest.importorskip("boto3")
+    pytest.importorskip("moto")
+    from harness.moto_server import MotoServer
+
+    with MotoServer(tmp_path_factory.mktemp("moto")).start() as server:
         yield server
 
 

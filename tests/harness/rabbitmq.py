@@ -35,9 +35,10 @@ ARGUMENTS = "harness_queue_arguments"
 
 
 def with_queue(app: Celery) -> Celery:
-    """Let an app know its one queue with the arguments that it is declared with."""
-    name = app.conf.task_default_queue
-    app.conf.task_queues = [Queue(name, queue_arguments=app.conf.get(ARGUMENTS) or {})]
+    """Let an app know its one queue, if there are arguments that it is declared with."""
+    if ARGUMENTS in app.conf:
+        name = app.conf.task_default_queue
+        app.conf.task_queues = [Queue(name, queue_arguments=app.conf[ARGUMENTS])]
     return app
 
 
@@ -145,9 +146,10 @@ class RabbitServer(LocalProcess):
 
     def wait_empty(self, queue: str) -> None:
         """Return once nothing is left of a queue, with consumers neither."""
-        eventually(lambda: self._counts(queue) == (0, 0), 40, every=0.5, what=f"empty {queue}")
+        eventually(lambda: self.counts(queue) == (0, 0), 40, every=0.5, what=f"empty {queue}")
 
-    def _counts(self, queue: str) -> tuple[int, int]:
+    def counts(self, queue: str) -> tuple[int, int]:
+        """Return how many messages of a queue are with nobody, and how many with consumers."""
         listed = self.control(
             "list_queues", "name", "messages_ready", "messages_unacknowledged", "--no-table-headers"
         )

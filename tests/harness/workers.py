@@ -73,17 +73,21 @@ class Worker(LocalProcess):
 
 
 class WorkerFleet:
-    """Starts workers in one directory, with one ledger, and ends them all."""
+    """Starts workers in one directory, with one ledger, and ends them all.
 
-    def __init__(self, directory: Path) -> None:
+    Fleets that share a broker need a *host* each: no two workers of one name.
+    """
+
+    def __init__(self, directory: Path, host: str = "harness") -> None:
         self.directory = directory
+        self.host = host
         self.ledger = Ledger(directory / "ledger.jsonl")
         self.workers: list[Worker] = []
         self._numbers = itertools.count(1)
 
     def launch(self, setup: Setup, options: WorkerOptions | None = None) -> Worker:
         """Start a worker and return at once; several can then boot at the same time."""
-        hostname = f"w{next(self._numbers)}@harness"
+        hostname = f"w{next(self._numbers)}@{self.host}"
         worker = Worker(setup, hostname, self.directory, options or WorkerOptions())
         self.workers.append(worker)
         worker.start()

@@ -10,7 +10,6 @@ import pytest
 
 from harness.gate import Gate
 from harness.rabbitmq import QUORUM, with_queue
-from harness.waiting import always, eventually
 from harness.workers import WorkerOptions
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 KINDS = {"classic": {}, "quorum": QUORUM}
 kinds = pytest.mark.parametrize("arguments", KINDS.values(), ids=KINDS)
-#: A call's options with which a stopping worker waits for the task.
-LONG = {"lease": {"lease_extension": 30}}
 _numbers = itertools.count(1)
 
 
@@ -35,7 +32,7 @@ def queue() -> str:
 
 def options(queue: str, **more: Any) -> WorkerOptions:
     """Return the command line of a worker with leased tasks."""
-    return WorkerOptions(module="harness.app_amqp", queues=queue, **more)
+    return WorkerOptions(module="harness.app_leased", queues=queue, **more)
 
 
 @pytest.fixture
@@ -48,56 +45,13 @@ def impatient(rabbitmq: RabbitServer) -> Iterator[int]:
 
 
 @kinds
-def test_a_silent_task_is_ended_and_run_elsewhere(
-    rabbitmq: RabbitServer, queue: str, fleet: WorkerFleet, ledger: Ledger, arguments: Any
-) -> None:
-    """While one that beats for longer than its lease runs once."""
-    setup = rabbitmq.setup(queue, arguments)
-    workers = fleet.start_many(2, setup, options(queue, concurrency=2))
-    send = with_queue(setup.app()).send_task
-    beating = send("amqp.work", (10.0,))
-    silent = send("amqp.stuck_once", (60.0,))
-    ledger.wait("end", count=2, within=60)
-    first, second = ledger.entries("start", silent.id)
-    assert first.at + 3 < second.at < first.at + 15
-    assert (first.facts["deliveries"], second.facts["deliveries"]) == (1, 2)
-    assert first.facts["token"] < second.facts["token"]
-    (start,) = ledger.entries("start", beating.id)
-    assert start.facts["deliveries"] == 1
-    rabbitmq.wait_empty(queue)
-    assert sum(first.pid in worker.children() for worker in workers) == 0, "its process was ended"
-
-
-@kinds
-def test_a_stopping_worker_hands_back_at_once(
-    rabbitmq: RabbitServer, queue: str, fleet: WorkerFleet, ledger: Ledger, arguments: Any
-) -> None:
-    """Before its running task ends, and for good: it is not given the same messages again."""
-    setup = rabbitmq.setup(queue, arguments)
-    worker = fleet.start(setup, options(queue))
-    send = with_queue(setup.app()).send_task
-    tasks = [send("amqp.work", (15.0, 0.1), headers=LONG) for _ in range(4)]
-    ledger.wait("start")
-    eventually(lambda: rabbitmq.ready(queue) == 0, what="all are received")
-    worker.term()
-    eventually(lambda: rabbitmq.ready(queue) == 3, 8, what="three are back")
-    assert always(lambda: rabbitmq.ready(queue) == 3, 1.0, every=0.2)
-    assert ledger.count("end") == 0, "that was before the running task ended"
-    assert worker.wait(40) == 0
-    fleet.start(setup, options(queue, concurrency=3))
-    ledger.wait("end", count=4, within=40)
-    rabbitmq.wait_empty(queue)
-    assert ledger.count("start") == len(tasks)
-
-
-@kinds
 def test_a_lost_connection_loses_the_lease(
     rabbitmq: RabbitServer, queue: str, fleet: WorkerFleet, ledger: Ledger, arguments: Any
 ) -> None:
     """The broker has requeued: the task is told at its next beat and is run once more, in full."""
     setup = rabbitmq.setup(queue, arguments, broker_connection_retry_delay=1)
     worker = fleet.start(setup, options(queue, concurrency=2))
-    task = with_queue(setup.app()).send_task("amqp.work", (60.0, 1.0))
+    task = with_queue(setup.app()).send_task("leased.work", (60.0, 1.0))
     ledger.wait("start", task.id)
     rabbitmq.cut_connections()
     (told,) = ledger.wait("told", task.id, within=10)
@@ -120,7 +74,7 @@ def test_a_result_after_a_lost_connection_is_thrown_away(
     with Gate(rabbitmq.port) as gate:
         behind = replace(setup, broker=rabbitmq.url_at(gate.port))
         worker = fleet.start(behind, options(queue, concurrency=2))
-        task = with_queue(setup.app()).send_task("amqp.unimpressed", (12.0,))
+        task = with_queue(setup.app()).send_task("leased.stubborn", (12.0, 0.0))
         ledger.wait("start", task.id)
         gate.close()
         gate.open()
@@ -128,7 +82,7 @@ def test_a_result_after_a_lost_connection_is_thrown_away(
         worker.wait_log("its result is discarded", 40)
         rabbitmq.wait_empty(queue)
     ends = ledger.entries("end", task.id)
-    assert sorted(entry.facts["deliveries"] for entry in ends) == [1, 2]
+    assert sorted(entry.facts["run"] for entry in ends) == [1, 2]
     assert ledger.count("start", task.id) == 2
 
 
@@ -140,10 +94,10 @@ def test_a_lease_ends_before_the_consumer_timeout(
     setup = rabbitmq.setup(queue, broker_transport_options=timeout)
     worker = fleet.start(setup, options(queue, concurrency=2))
     send = with_queue(setup.app()).send_task
-    endless = send("amqp.work", (300.0,))
-    worker.wait_log(f"task amqp.work[{endless.id}] lost (the broker holds no message longer)", 30)
+    endless = send("leased.work", (300.0,))
+    worker.wait_log(f"task leased.work[{endless.id}] lost (the broker holds no message longer)", 30)
     ledger.wait("told", endless.id)
-    fine = send("amqp.work", (4.0,))
+    fine = send("leased.work", (4.0,))
     ledger.wait("start", endless.id, count=3, within=30)
     ledger.wait("end", fine.id)
     assert ledger.count("start", fine.id) == 1

@@ -1,0 +1,134 @@
+"""A worker's app with leased tasks for every broker: ``celery -A harness.app_leased worker``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from celery.exceptions import Reject
+
+from celery_lease import LeasedTask, LeaseLost, current_context
+from harness import ledger
+from harness.app import app, note
+from harness.ledger import Ledger
+from harness.rabbitmq import with_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from celery import Task
+
+__all__ = ["app"]
+
+#: Seconds that a beat keeps a message, in tasks that do not say otherwise.
+EXTENSION = 4
+
+with_queue(app)
+
+
+def begin(task: Task[Any, Any]) -> int:
+    """Record the start of a run, and return how many there have been, this one included."""
+    context = current_context()
+    note(task, "start", token=context.fencing_token, deliveries=context.deliveries)
+    return Ledger(Path(os.environ[ledger.ENV])).count("start", task.request.id)
+
+
+def beat_for(seconds: float) -> None:
+    """Work for some seconds, beating all the time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.05)
+        current_context().beat()
+
+
+@app.task(name="leased.work", bind=True, base=LeasedTask, lease_extension=EXTENSION)
+def work(self: Task[Any, Any], seconds: float, again: float | None = None) -> None:
+    """Work for some seconds, in later runs for others, beating all the time."""
+    run = begin(self)
+    try:
+        beat_for(seconds if run == 1 or again is None else again)
+    except LeaseLost as exc:
+        note(self, "told", reason=exc.reason)
+        raise
+    note(self, "end")
+
+
+@app.task(name="leased.patient", bind=True, base=LeasedTask, lease_extension=60)
+def patient(self: Task[Any, Any], seconds: float) -> None:
+    """Work for some seconds under a lease that outlives an outage."""
+    begin(self)
+    beat_for(seconds)
+    note(self, "end")
+
+
+@app.task(
+    name="leased.late",
+    bind=True,
+    base=LeasedTask,
+    lease_extension=3,
+    lease_watchdog_threshold=30,
+)
+def late(self: Task[Any, Any], seconds: float) -> None:
+    """Work for some seconds without a beat, and without being ended for it."""
+    begin(self)
+    time.sleep(seconds)
+    note(self, "end")
+
+
+@app.task(name="leased.silent", bind=True, base=LeasedTask, lease_extension=EXTENSION)
+def silent(self: Task[Any, Any], seconds: float) -> None:
+    """Say nothing for some seconds, but only in the first run."""
+    if begin(self) == 1:
+        time.sleep(seconds)
+    note(self, "end")
+
+
+@app.task(
+    name="leased.stubborn",
+    bind=True,
+    base=LeasedTask,
+    lease_extension=EXTENSION,
+    lease_on_lost="continue",
+)
+def stubborn(self: Task[Any, Any], *seconds: float) -> None:
+    """Work for some seconds, others in each run, whatever becomes of the lease."""
+    run = begin(self)
+    beat_for(of_run(seconds, run))
+    note(self, "end", run=run)
+
+
+def of_run(values: Sequence[float], run: int) -> float:
+    """Return a run's value; the last one is all later runs' too."""
+    return values[min(run, len(values)) - 1]
+
+
+@app.task(name="leased.again", bind=True, base=LeasedTask, lease_extension=10, max_retries=2)
+def again(self: Task[Any, Any]) -> None:
+    """Retry at once, twice."""
+    begin(self)
+    if self.request.retries < 2:
+        raise self.retry(countdown=0)
+    note(self, "end")
+
+
+@app.task(
+    name="leased.die",
+    bind=True,
+    base=LeasedTask,
+    lease_extension=EXTENSION,
+    lease_max_deliveries=2,
+)
+def die(self: Task[Any, Any]) -> None:
+    """Kill the process."""
+    begin(self)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name="leased.refuse", bind=True, base=LeasedTask, lease_extension=EXTENSION)
+def refuse(self: Task[Any, Any]) -> None:
+    """Reject the message for good."""
+    begin(self)
+    raise Reject("for good", requeue=False)

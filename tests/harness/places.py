@@ -1,0 +1,125 @@
+"""One queue at each of the brokers, looked at in the same way, for what must hold at all of them.
+
+Which broker can do what stands in :data:`ABILITIES`, and nowhere else in the tests.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.rabbitmq import QUORUM, with_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+    from celery import Celery
+
+    from harness.setup import Setup
+
+#: Seconds for which a broker hides a message that it knows nothing else of; where it does hide.
+VISIBILITY = 6
+
+#: What workers on a broker can do beyond what all can.
+#:
+#: counts: every delivery is counted, whoever got it. buries: what was lost too often gets into a
+#: dead-letter queue. hides: a message is hidden for a time, and not for as long as a connection.
+ABILITIES = {
+    "valkey": {"counts", "buries", "hides"},
+    "sqs": {"counts", "hides"},
+    "pgmq": {"counts", "buries", "hides"},
+    "rabbitmq classic": set[str](),
+    "rabbitmq quorum": {"counts"},
+}
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A queue that is one test's own, for its workers and for looking at it."""
+
+    setup: Setup
+    waiting: Callable[[], int]  #: messages that nobody holds
+    left: Callable[[], int]  #: all messages, held ones too
+    dead: Callable[[], int]  #: messages in the dead-letter queue
+
+    @property
+    def queue(self) -> str:
+        return str(self.setup.conf.get("task_default_queue", "celery"))
+
+    def app(self) -> Celery:
+        """Return an app that sends."""
+        return with_queue(self.setup.app())
+
+
+def place_of(name: str, request: pytest.FixtureRequest, **conf: Any) -> Place:
+    """Return a place at a broker, with further Celery settings of its workers."""
+    make = {"valkey": _redis, "sqs": _sqs, "pgmq": _pgmq}.get(name.split(maxsplit=1)[0])
+    arguments = QUORUM if name.endswith("quorum") else {}
+    return make(request, conf) if make else _rabbitmq(request, conf, arguments)
+
+
+def _redis(request: pytest.FixtureRequest, conf: dict[str, Any]) -> Place:
+    from harness.setup import Setup
+
+    server = request.getfixturevalue("valkey")
+    options = {"visibility_timeout": VISIBILITY}
+    setup = Setup(server.fresh_url(), conf={"broker_transport_options": options, **conf})
+
+    def size(queue: str = "celery") -> int:
+        with server.client(setup.database) as client:
+            return int(client.llen(queue))
+
+    def held() -> int:
+        with server.client(setup.database) as client:
+            return int(client.hlen("unacked"))
+
+    return Place(
+        setup=setup,
+        waiting=size,
+        left=lambda: size() + held(),
+        dead=lambda: size("celery.dead"),
+    )
+
+
+def _sqs(request: pytest.FixtureRequest, conf: dict[str, Any]) -> Place:
+    moto = request.getfixturevalue("moto")
+    queue = moto.fresh_queue(VisibilityTimeout=str(VISIBILITY))
+    return Place(
+        setup=moto.setup(queue).having(**conf),
+        waiting=lambda: int(moto.counts(queue)[0]),
+        left=lambda: sum(moto.counts(queue)),
+        dead=lambda: sum(moto.counts(f"{queue}-dead")),
+    )
+
+
+def _pgmq(request: pytest.FixtureRequest, conf: dict[str, Any]) -> Place:
+    database = request.getfixturevalue("postgres").fresh_database()
+
+    def dead() -> int:
+        statement = "SELECT queue_length FROM pgmq.metrics_all() WHERE queue_name = 'celery_dead'"
+        return sum(length for (length,) in database.execute(statement))
+
+    return Place(
+        setup=database.setup(visibility_timeout=VISIBILITY).having(**conf),
+        waiting=lambda: int(database.counts()[0]),
+        left=lambda: sum(database.counts()),
+        dead=dead,
+    )
+
+
+def _rabbitmq(
+    request: pytest.FixtureRequest, conf: dict[str, Any], arguments: dict[str, Any]
+) -> Place:
+    server = request.getfixturevalue("rabbitmq")
+    queue = f"place{next(_numbers)}"
+    # A stopped worker keeps its messages until the broker misses its heartbeats.
+    setup = server.setup(queue, arguments, broker_heartbeat=4, broker_heartbeat_checkrate=2)
+    return Place(
+        setup=setup.having(**conf),
+        waiting=lambda: int(server.ready(queue)),
+        left=lambda: sum(server.counts(queue)),
+        dead=lambda: sum(server.counts(f"{queue}.dead")),
+    )
