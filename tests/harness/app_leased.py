@@ -13,6 +13,7 @@ from celery.exceptions import Reject
 from celery_lease import LeasedTask, LeaseLost, current_context
 from harness import ledger
 from harness.app import app, note
+from harness.draining import listen
 from harness.ledger import Ledger
 from harness.rabbitmq import with_queue
 
@@ -27,6 +28,7 @@ __all__ = ["app"]
 EXTENSION = 4
 
 with_queue(app)
+listen()  # Celery has no remote control on SQS, nor kombu with a pgmq without topics
 
 
 def begin(task: Task[Any, Any]) -> int:

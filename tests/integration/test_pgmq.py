@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness.draining import Drained, by_signal
 from harness.waiting import eventually
 from harness.workers import WorkerOptions
 
@@ -24,6 +26,22 @@ def database(postgres: PostgresServer) -> Database:
 def options(**more: Any) -> WorkerOptions:
     """Return the command line of a worker with leased tasks."""
     return WorkerOptions(module="harness.app_leased", **more)
+
+
+def test_a_drained_worker_takes_nothing_and_goes_on_when_told(
+    database: Database, fleet: WorkerFleet, ledger: Ledger
+) -> None:
+    """It asks the database for no messages meanwhile."""
+    setup = database.setup()
+    worker = fleet.start(setup, options())
+    Drained(
+        worker=worker,
+        ledger=ledger,
+        send=partial(setup.app().send_task, "leased.work"),
+        ready=lambda: database.counts()[0],
+        delay=8,  # where the main loop waits for the pool, it hears of nothing
+        **by_signal(worker),
+    ).check()
 
 
 def test_an_expired_lease_that_nobody_took_is_confirmed(

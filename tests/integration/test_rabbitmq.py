@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness.draining import Drained, by_remote_control
 from harness.gate import Gate
 from harness.rabbitmq import QUORUM, with_queue
 from harness.workers import WorkerOptions
@@ -42,6 +44,22 @@ def impatient(rabbitmq: RabbitServer) -> Iterator[int]:
     rabbitmq.evaluate(f"application:set_env(rabbit, consumer_timeout, {seconds * 1000})")
     yield seconds
     rabbitmq.evaluate("application:set_env(rabbit, consumer_timeout, 1800000)")
+
+
+def test_a_drained_worker_takes_nothing_and_goes_on_when_told(
+    rabbitmq: RabbitServer, queue: str, fleet: WorkerFleet, ledger: Ledger
+) -> None:
+    """RabbitMQ delivers unasked: it is told not to, and to do so again."""
+    setup = rabbitmq.setup(queue)
+    worker = fleet.start(setup, options(queue))
+    app = with_queue(setup.app())
+    Drained(
+        worker=worker,
+        ledger=ledger,
+        send=partial(app.send_task, "leased.work"),
+        ready=lambda: rabbitmq.ready(queue),
+        **by_remote_control(app, worker),
+    ).check()
 
 
 @kinds

@@ -136,6 +136,20 @@ def test_a_holder_that_takes_nothing_more_gets_nothing_more(bench: Bench, queue:
     assert sorted(bodies(desk.receive(3))) == ["a", "b", "c"]
 
 
+def test_a_holder_that_takes_nothing_more_does_not_begin_to(bench: Bench, queue: Queue) -> None:
+    """As a drained worker that has connected anew, until it takes messages again."""
+    desk = bench.desk(queue)
+    desk.stop()
+    bench.publish("a", queue=queue)
+    desk.holder.backlogged = True
+    brokers.turn(desk.channel)
+    desk.consumer.consume()
+    assert desk.receives_nothing(1.0)
+    desk.holder.backlogged = False
+    brokers.turn(desk.channel)
+    assert bodies(desk.receive()) == ["a"]
+
+
 def test_a_cancelled_consumer_does_not_come_back(bench: Bench, queue: Queue) -> None:
     """A holder's pause is not the end of what somebody else has ended."""
     desk = bench.desk(queue)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("boto3")
 pytest.importorskip("moto")
 
+from harness.draining import Drained, by_signal
 from harness.gate import Gate
 from harness.moto_server import REGION, MotoServer
 from harness.waiting import always, eventually
@@ -50,6 +52,22 @@ def test_a_stopping_worker_takes_nothing_with_it(
     assert idle.wait(40) == 0
     send("leased.work", (0.1,))
     assert always(lambda: moto.counts(queue) == (1, 0), 1.0), "it left a poll behind that took it"
+
+
+def test_a_drained_worker_takes_nothing_and_goes_on_when_told(
+    moto: MotoServer, fleet: WorkerFleet, ledger: Ledger
+) -> None:
+    """A poll that was under way brings a message all the same, which goes back as it comes."""
+    queue = moto.fresh_queue(VisibilityTimeout="600")
+    setup = moto.setup(queue, wait_time_seconds=3)
+    worker = fleet.start(setup, options(queue))
+    Drained(
+        worker=worker,
+        ledger=ledger,
+        send=partial(setup.app().send_task, "leased.work"),
+        ready=lambda: moto.counts(queue)[0],
+        **by_signal(worker),
+    ).check()
 
 
 def test_a_worker_outlives_an_outage(

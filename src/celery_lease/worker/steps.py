@@ -99,6 +99,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
         self._loop_interval = LOOP_INTERVAL
         self._end_ticks: Callable[[], None] = lambda: None
         self._shutdown: Shutdown | None = None
+        self._drain: Drain | None = None
         self.health: HealthServer | None = None
         consumer.leases = None  # type: ignore[attr-defined]
         consumer.lease_drain = None  # type: ignore[attr-defined]  # for remote control commands
@@ -126,9 +127,8 @@ class LeaseConsumer(bootsteps.StartStopStep):
                 consumer, self._ask_to_stop, lambda: not len(self.leases or ())
             )
             worker_shutting_down.connect(self._ask_to_stop, sender=consumer.hostname)
-            consumer.lease_drain = Drain(  # type: ignore[attr-defined]
-                self.leases, self._shutdown, lambda: self._clear_soon(consumer)
-            )
+            self._drain = Drain(self.leases, self._shutdown, lambda: self._clear_soon(consumer))
+            consumer.lease_drain = self._drain  # type: ignore[attr-defined]
             self._loop_interval = min([LOOP_INTERVAL, *(LOOP_SHARE * each for each in extensions)])
             self.health = _health_server(self.leases, loaded)
             self.watchdog = Watchdog(self.leases, compat.watched(consumer))
@@ -189,12 +189,12 @@ class LeaseConsumer(bootsteps.StartStopStep):
         """Have the consuming thread clear what a drain leaves between broker and tasks."""
 
         def clear() -> None:
-            leases = self.leases
-            if leases is None or not leases.door_closed:
-                return
-            brokers.end_receiving(compat.channel_of(consumer))
-            leases.hand_back_unstarted()
-            compat.forget_requests(lambda lease: not lease.leases.knows(lease.tag))
+            leases, channel = self.leases, compat.channel_of(consumer)
+            brokers.turn(channel)
+            if leases is not None and leases.door_closed:
+                brokers.end_receiving(channel)
+                leases.hand_back_unstarted()
+                compat.forget_requests(lambda lease: not lease.leases.knows(lease.tag))
 
         consumer.call_soon(clear)
 
@@ -237,7 +237,10 @@ class LeaseConsumer(bootsteps.StartStopStep):
     def _see_loop(self, consumer: Consumer) -> None:
         if self.leases is not None:
             self.leases.loop_seen = self.leases.clock.now()
-            brokers.turn(compat.channel_of(consumer))
+            if self._drain is not None and self._drain.draining:
+                self._clear_soon(consumer)  # also what came since
+            else:
+                brokers.turn(compat.channel_of(consumer))
         while self.watchdog is not None and self.watchdog.events:
             compat.send_event(consumer, EVENT, self.watchdog.events.popleft())
 

@@ -45,13 +45,16 @@ class Leasing:
     def basic_consume(
         self: Any, queue: str = "", *args: Any, callback: Any = None, **options: Any
     ) -> Any:
-        """Consume, and remember from where."""
+        """Consume, and remember from where; for a holder that takes nothing more, only that."""
         arguments = (options.get("arguments") or {}, *_queue_arguments(callback, queue))
         timeout = consumer_timeout(self.connection.client.transport_options or {}, arguments)
         consume = partial(super().basic_consume, queue, *args, callback=callback, **options)  # type: ignore[misc]
         # Before the call: while it waits for its answer, messages may come.
         if tag := options.get("consumer_tag"):
             self.limits[tag], self.consumers[tag] = Limit(queue, timeout), consume
+            if self.lease_holder.backlogged:
+                self.stopped = True
+                return tag
         return consume()
 
     def basic_cancel(self: Any, consumer_tag: str, **options: Any) -> Any:

@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 #: Share of a queue's visibility timeout that a poll may wait: a message counts from its beginning.
 WAIT_SHARE = 3
-#: Seconds until the next poll after one that was not served, if kombu's interval is shorter.
+#: Seconds until the next poll after one that was not served, or until the next look at a holder
+#: that takes nothing, if kombu's interval is shorter.
 PAUSE = 1.0
 
 
@@ -104,7 +105,8 @@ class Leasing(SettlingChannel):
         self.qos_of_polls.poll = poll.served(response)
         received = response.get("Messages") or []
         consumers = {} if self.closed else self.connection._callbacks  # noqa: SLF001
-        callback = None if self.closing else consumers.get(queue)
+        shut = self.closing or self.qos_of_polls.holder.backlogged
+        callback = None if shut else consumers.get(queue)
         if callback is None:
             self._release_arrivals(queue, url, received)
             return 0
@@ -115,14 +117,14 @@ class Leasing(SettlingChannel):
     def _release_arrivals(self: Any, queue: str, url: str, received: list[Any]) -> None:
         if not received:
             return
-        logger.info("nobody consumes %s any more: %d messages released", queue, len(received))
+        logger.info("nobody takes from queue %s: %d messages released", queue, len(received))
         handles = [raw["ReceiptHandle"] for raw in received]
         self.lease_driver.release(self.canonical_queue_name(queue), url, handles)
 
     def _loop1(self: Any, queue: str, fetched: Any = None) -> None:
         if self.closed or self.closing:
             return
-        if queue not in self.unserved:
+        if queue not in self.unserved and not self.qos.holder.backlogged:
             super()._loop1(queue, fetched)  # type: ignore[misc]
             return
         pause = max(PAUSE, self.transport_options.get("polling_interval") or 0)

@@ -37,6 +37,10 @@ class LeaseQoS(SettlingQoS, kombu_sqs.QoS):
     channel: Any
     queue: str | None  # kombu's name of the queue that the message at hand is from
 
+    def can_consume(self) -> bool:
+        """Tell whether another poll may be sent."""
+        return not self.holder.backlogged and bool(super().can_consume())
+
     def append(self, message: Any, delivery_tag: str) -> None:
         """Record a delivery: under a lease if the holder names terms for it.
 
