@@ -50,7 +50,7 @@ class ToolContext:
         self._limit = board.limit(slot)
         self._quiet: list[float] = []  # ends of the quiet periods we are in
         self._heartbeat: _ContextHeartbeat | None = None
-        self._told = False
+        self._told = self._told_to_cancel = False
         self._checkpoints = Checkpoints(task_id)
         self.task_id = task_id
         self.leased = bool(ticket)
@@ -73,7 +73,8 @@ class ToolContext:
         Raises:
             LeaseLost: The lease is gone; stop side effects and let it pass.
             ShutdownRequested: The worker stops and the task is interruptible; let it pass.
-            TaskCancelled: Somebody cancelled the task; clean up and let it pass.
+            TaskCancelled: Somebody cancelled the task; clean up, within ``lease_extension``, and
+                let it pass.
         """
         record = self._record
         stamp = host_seconds() + self._base
@@ -261,6 +262,11 @@ class ToolContext:
         return self.leased and self._board.shutting_down
 
     @property
+    def cancelled(self) -> bool:
+        """Whether somebody cancelled the task; checks without beating."""
+        return self.leased and bool((self._flags() or 0) & beatboard.FLAG_CANCELLED)
+
+    @property
     def is_lost(self) -> bool:
         """Whether the lease is gone; checks without beating."""
         return not self._observed and self.remaining <= 0
@@ -293,10 +299,17 @@ class ToolContext:
         if flags is None:
             return False
         if flags & beatboard.FLAG_CANCELLED:
-            raise TaskCancelled(self.task_id)
+            self._cancel()
         if flags & beatboard.FLAG_SHUTDOWN:
             raise ShutdownRequested(self.task_id)
         return not lost
+
+    def _cancel(self) -> None:
+        """Tell of the cancelling. The first time is a beat: to clean up, it has a whole lease."""
+        if not self._told_to_cancel:
+            self._told_to_cancel = True
+            self._board.write_time(self._slot, BEAT, host_seconds())
+        raise TaskCancelled(self.task_id)
 
     def _lost(self, flags: int | None) -> None:
         reason = "expired"

@@ -17,7 +17,7 @@ from celery_lease.checkpoints import ending as checkpoints
 from celery_lease.confirm import confirm
 from celery_lease.core.board import Outcome
 from celery_lease.core.delivery import Answer
-from celery_lease.core.errors import LeaseLost, ShutdownRequested
+from celery_lease.core.errors import LeaseLost, ShutdownRequested, TaskCancelled
 from celery_lease.current import (
     active_context,
     entered,
@@ -63,6 +63,10 @@ class HandedOver(Reject, Ignore):
 
     Also an ``Ignore``: the one thing that ``autoretry_for=(Exception,)`` lets pass.
     """
+
+
+class Cancelled(Ignore):
+    """The outcome of a run that ended because it was cancelled; its result is REVOKED."""
 
 
 def run(
@@ -125,9 +129,16 @@ def _run_leased(
     checkpoints.attach(task, context)
     _watch(task, context)
     try:
+        if context.cancelled:  # while it waited for a process
+            raise TaskCancelled(context.task_id)  # noqa: TRY301
         result = call(context)
     except ShutdownRequested as exc:
         raise HandedOver(str(exc), True) from None  # noqa: FBT003  (pickled by position)
+    except TaskCancelled as exc:
+        if not may_act(task.app, context, ticket):
+            raise _discarded(task, exc) from None
+        _revoke(task)
+        raise Cancelled(str(exc)) from None
     except Exception as exc:
         if isinstance(exc, LeaseLost) or not may_act(task.app, context, ticket):
             raise _discarded(task, exc) from None
@@ -167,6 +178,27 @@ def acks_failure(task: Any) -> bool:
     """Whether a failed run is acknowledged rather than rejected; 5.7 renamed the option."""
     option = getattr(task, "acks_on_failure", None)
     return bool(task.acks_on_failure_or_timeout if option is None else option)
+
+
+def _revoke(task: Task[Any, Any]) -> None:
+    """Store that a task was revoked, as Celery does for one that had not started.
+
+    Here, and not in the main process, which may stand still: what is acknowledged has been stored.
+    """
+    request: Any = task.request
+    of_call: bool | None = request.ignore_result
+    ignored = task.ignore_result if of_call is None else of_call
+    store = not ignored or task.store_errors_even_if_ignored
+    try:
+        task.backend.mark_as_revoked(request.id, "cancelled", request=request, store_result=store)
+    except Exception:  # it ends all the same; whoever waits for its result has to be told otherwise
+        logger.exception("task %s[%s] cancelled, but not so stored", task.name, request.id)
+    logger.info(
+        "task %s[%s] ended, being cancelled",
+        task.name,
+        request.id,
+        extra={"task_id": request.id, "task_name": task.name},
+    )
 
 
 def _discarded(task: Task[Any, Any], exc: Exception | None) -> Discarded:

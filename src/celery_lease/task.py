@@ -15,7 +15,7 @@ from celery.utils.functional import head_from_fun
 from celery.utils.imports import symbol_by_name
 
 from celery_lease import outcome, settings
-from celery_lease.core.errors import LeaseLost
+from celery_lease.core.errors import LeaseLost, TaskCancelled
 from celery_lease.core.policy import Fault
 from celery_lease.current import active_context
 from celery_lease.injection import Injection
@@ -112,6 +112,7 @@ class LeasedTask(Task):  # type: ignore[type-arg]  # not subscriptable when it r
 
         Raises:
             LeaseLost: The lease is gone: whoever holds it now decides on retries. Nothing was sent.
+            TaskCancelled: The task was cancelled, which is not to be tried again.
         """
         self._hold()
         return super().retry(*args, **options)
@@ -121,6 +122,7 @@ class LeasedTask(Task):  # type: ignore[type-arg]  # not subscriptable when it r
 
         Raises:
             LeaseLost: The lease is gone. Nothing was sent.
+            TaskCancelled: The task was cancelled, and so is what would replace it.
         """
         self._hold()
         return super().replace(sig)
@@ -141,9 +143,12 @@ class LeasedTask(Task):  # type: ignore[type-arg]  # not subscriptable when it r
     def _hold(self) -> None:
         """Make sure that the lease is held before something is sent that ends the run."""
         context, ticket = active_context(), outcome.ticket_of(self)
-        if context is None or ticket is None or outcome.may_act(self.app, context, ticket):
+        if context is None or ticket is None:
             return
-        raise LeaseLost(context.task_id)
+        if not outcome.may_act(self.app, context, ticket):
+            raise LeaseLost(context.task_id)
+        if context.cancelled:
+            raise TaskCancelled(context.task_id)
 
 
 def lease_options(task: LeasedTask) -> dict[str, object]:

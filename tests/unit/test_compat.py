@@ -374,3 +374,29 @@ def test_nothing_popped_is_empty_and_ends_the_poll() -> None:
     with pytest.raises(Empty):
         channel._brpop_read()
     assert not channel._in_poll
+
+
+def test_a_request_that_was_refused_says_so_and_settles_itself() -> None:
+    """``compat.refuse`` and ``compat.revoke_waiting`` rest on Celery's own revoking."""
+    compat.refuse("refused")
+    try:
+        assert "refused" in state.revoked
+        assert parameters(Request.revoked) == []
+        assert parameters(Request._announce_revoked) == [
+            "reason",
+            "terminated",
+            "signum",
+            "expired",
+        ]
+    finally:
+        state.revoked.clear()
+
+
+def test_a_mailbox_of_our_own_sends_on_its_own_connection(app: Celery) -> None:
+    """What another thread answers does not take from the app's pool of producers."""
+    with app.connection_for_read() as connection:
+        mailbox = compat.mailbox(app, connection)
+        assert mailbox.connection is connection
+        assert mailbox.producer_pool is None
+        assert app.control.mailbox.producer_pool is not None
+        assert mailbox.get_queue("w1@h.leases").name == "w1@h.leases.celery.pidbox"

@@ -232,6 +232,18 @@ def test_a_cancelled_task_is_told_at_every_beat(run: LeasedRun) -> None:
             run.context.beat()
 
 
+def test_a_cancelled_task_has_one_lease_to_clean_up(run: LeasedRun) -> None:
+    """To be told is a beat, once: a task that goes on regardless does not go on for ever."""
+    assert not run.context.cancelled
+    run.board.flag(run.slot, beatboard.FLAG_CANCELLED)
+    for beats in (True, False):
+        run.silence()
+        with pytest.raises(TaskCancelled):
+            run.context.beat()
+        assert run.beats_lately is beats
+    assert run.context.cancelled
+
+
 def test_a_lost_lease_is_told_before_anything_else() -> None:
     """Breaks when a task whose message is elsewhere is handed over once more."""
     run = LeasedRun(interruptible=True)

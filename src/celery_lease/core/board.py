@@ -210,7 +210,7 @@ class Board:
 
     def allow(self, slot: Slot, deadline: float) -> None:
         """Let the slot's task beat until *deadline*, unless it was flagged."""
-        if not self._is_latest(slot):
+        if not self.is_latest(slot):
             return
         first = slot.first
         self.write_time(slot, DEADLINE, deadline)
@@ -222,7 +222,7 @@ class Board:
 
         For one thread at a time, as :meth:`allow` is.
         """
-        if not self._is_latest(slot):
+        if not self.is_latest(slot):
             return
         first = slot.first
         self.cells[first + FLAGS] = slot.mark | (self.cells[first + FLAGS] & FLAG_MASK) | flags
@@ -244,8 +244,11 @@ class Board:
             return None
         return value & FLAG_MASK
 
-    def _is_latest(self, slot: Slot) -> bool:
-        """Whether the record was not lent again since; a late writer must not touch its heir."""
+    def is_latest(self, slot: Slot) -> bool:
+        """Whether the record was not lent again since; a late writer must not touch its heir.
+
+        For the process that lends them.
+        """
         return self._lending.is_latest(slot.index, slot.generation)
 
     @property

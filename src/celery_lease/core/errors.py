@@ -51,7 +51,12 @@ class ShutdownRequested(LeaseError):
 
 
 class TaskCancelled(LeaseError):
-    """Somebody asked this task to stop: clean up and let the error pass."""
+    """Somebody asked this task to stop: clean up and let the error pass.
+
+    Its result becomes REVOKED, its message is acknowledged, and no callback is called. It is raised
+    again at every further beat; the lease is kept for ``lease_extension`` from the first time on.
+    A task that catches it and returns has finished in its own way: what it returns counts.
+    """
 
     def __init__(self, task_id: str = "") -> None:
         super().__init__(task_id)

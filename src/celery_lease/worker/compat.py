@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -76,6 +76,47 @@ def forget_requests(is_gone: Callable[[Any], bool]) -> None:
         if lease is not None and not request.acknowledged and is_gone(lease):
             mark_ready(request)
             Request.acknowledge(request)
+
+
+def refuse(task_id: str) -> None:
+    """Let this worker start no task of that id for the next hours, as Celery's revoke does."""
+    state.revoked.add(task_id)
+
+
+def revoke_waiting(tag: str) -> bool:
+    """Revoke the request of a lease that waits for its time; for the main loop's thread.
+
+    Celery revokes a refused request when its time comes; this does so now, with everything that
+    belongs to it: result, chord, event, signal, acknowledgement.
+    """
+    scheduled = getattr(state, "scheduled_requests", ())  # 5.5 has no list of them
+    for request in {*state.reserved_requests, *scheduled}:
+        lease = getattr(request, "lease", None)
+        if lease is not None and lease.tag == tag:
+            return bool(request.revoked())
+    return False
+
+
+def plain_tasks(task_ids: Iterable[str]) -> list[str]:
+    """Return which of some tasks run here without a lease."""
+    while True:
+        with suppress(RuntimeError):  # the main loop changed it at the same time
+            active = {each.id: getattr(each, "lease", None) for each in state.active_requests}
+            return [each for each in task_ids if each in active and active[each] is None]
+
+
+def takes_commands(consumer: Consumer) -> bool:
+    """Whether this worker is to answer remote control commands, and its broker carries them."""
+    wanted = bool(consumer.app.conf.worker_enable_remote_control)
+    connection: Any = consumer.connection
+    return wanted and bool(connection.supports_exchange_type("fanout"))
+
+
+def mailbox(app: Any, connection: Any) -> Any:
+    """Return the app's mailbox on a *connection*, also for what it sends."""
+    bound = app.control.mailbox(connection)
+    bound._producer_pool = None  # noqa: SLF001  (the app's pool belongs to other threads)
+    return bound
 
 
 def stop_worker() -> None:

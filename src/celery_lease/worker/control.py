@@ -1,14 +1,18 @@
 """Remote control commands of a worker that has leases.
 
-``lease_drain`` and ``lease_resume`` change a worker, ``lease_state`` asks it. They are known to
-the worker, and to every ``celery`` command, once this module is imported; it imports little.
+``lease_drain`` and ``lease_resume`` change a worker, ``lease_cancel`` ends tasks of it,
+``lease_state`` and ``leases`` ask it. They are known to the worker, and to every ``celery``
+command, once this module is imported; it imports little.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery.worker.control import control_command, inspect_command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NO_LEASES = {"error": "this worker has no leased tasks, or lease_enabled is off"}
 
@@ -37,3 +41,33 @@ def lease_state(state: Any, **_: Any) -> dict[str, Any]:
     """Whether the worker drains or stops, and how many leases it holds."""
     drain = getattr(state.consumer, "lease_drain", None)
     return NO_LEASES if drain is None else drain.state()
+
+
+@inspect_command(variadic="task_id", signature="[id1 [id2 [... [idN]]]]")
+def leases(
+    state: Any, task_id: str | Sequence[str] | None = None, **_: Any
+) -> list[dict[str, Any]]:
+    """List the leases that the worker holds, or those of some tasks."""
+    from celery_lease.worker.report import describe  # noqa: PLC0415  (for workers alone)
+
+    held = getattr(state.consumer, "leases", None)
+    if held is None:
+        return []
+    return describe(held, _listed(task_id) or None)
+
+
+@control_command(variadic="task_id", signature="[id1 [id2 [... [idN]]]]")
+def lease_cancel(state: Any, task_id: str | Sequence[str], **_: Any) -> dict[str, Any]:
+    """Have tasks told at their next beat that they are cancelled; what waits is revoked."""
+    from celery_lease.worker.cancel import Reaction, cancel  # noqa: PLC0415  (for workers alone)
+
+    held = getattr(state.consumer, "leases", None)
+    if held is None:
+        return NO_LEASES
+    done = cancel(held, _listed(task_id), settle=not getattr(state, "lease_stand_in", False))
+    here = [each for each, what in done.items() if what["state"] != Reaction.UNKNOWN]
+    return {"ok": f"{len(here)} of {len(done)} tasks are here", "tasks": done}
+
+
+def _listed(task_id: str | Sequence[str] | None) -> list[str]:
+    return [task_id] if isinstance(task_id, str) else list(task_id or ())

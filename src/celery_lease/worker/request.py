@@ -17,11 +17,12 @@ from celery.exceptions import (
     TimeLimitExceeded,
     WorkerLostError,
 )
+from celery.signals import task_revoked
 from celery.worker.request import Request
 
 from celery_lease.core.board import BoardFull
 from celery_lease.core.errors import TooManyDeliveries
-from celery_lease.outcome import Discarded
+from celery_lease.outcome import Cancelled, Discarded
 from celery_lease.worker import compat, poison
 
 if TYPE_CHECKING:
@@ -128,6 +129,8 @@ class LeasedRequest(Request):
             self._drop(self.lease)
             return
         super().on_failure(exc_info, send_failed_event, return_ok)
+        if isinstance(exc, Cancelled):
+            self._tell_cancelled()
         if self.lease is not None and not self.acknowledged:
             # Celery cancelled the task and leaves its message to a broker that redelivers what is
             # unacknowledged; a lease is not, as long as it is held.
@@ -186,6 +189,12 @@ class LeasedRequest(Request):
         if isinstance(exc, Terminated):  # by a revoke, unless the worker ended it
             return not self.lease.leases.knows(self.lease.tag)
         return self.lease.leases.is_lost(self.lease.tag)
+
+    def _tell_cancelled(self) -> None:
+        """Tell monitors and receivers what Celery tells of a revoked task; it is stored already."""
+        facts = {"terminated": False, "signum": None, "expired": False}
+        self.send_event("task-revoked", **facts)
+        task_revoked.send(sender=self.task, request=self._context, **facts)  # type: ignore[attr-defined]
 
     def _drop(self, lease: Handle) -> None:
         """End a request without any outcome; a message that nobody took goes back at once."""

@@ -32,6 +32,7 @@ from celery_lease.worker.policies import Policies
 from celery_lease.worker.reaper import Reaper
 from celery_lease.worker.service import Service
 from celery_lease.worker.shutdown import SILENCE, Shutdown
+from celery_lease.worker.stand_in import REST, StandIn
 from celery_lease.worker.watchdog import EVENT, Watchdog
 
 if TYPE_CHECKING:
@@ -96,10 +97,12 @@ class LeaseConsumer(bootsteps.StartStopStep):
         self.reaper: Reaper | None = None
         self.watchdog: Watchdog | None = None
         self._services: list[Service] = []
+        self._urgent: list[Service] = []  #: what has to know at once that the worker stops
         self._loop_interval = LOOP_INTERVAL
         self._end_ticks: Callable[[], None] = lambda: None
         self._shutdown: Shutdown | None = None
         self._drain: Drain | None = None
+        self._stand_in: StandIn | None = None
         self.health: HealthServer | None = None
         consumer.leases = None  # type: ignore[attr-defined]
         consumer.lease_drain = None  # type: ignore[attr-defined]  # for remote control commands
@@ -132,6 +135,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
             self._loop_interval = min([LOOP_INTERVAL, *(LOOP_SHARE * each for each in extensions)])
             self.health = _health_server(self.leases, loaded)
             self.watchdog = Watchdog(self.leases, compat.watched(consumer))
+            self._stand_in = StandIn(consumer, self.leases, self._shutdown)
             self._start_services(
                 self.leases, self._shutdown, loaded.reaper_interval_for(extensions)
             )
@@ -165,6 +169,8 @@ class LeaseConsumer(bootsteps.StartStopStep):
             self.health.close()
         for service in self._services:
             service.stop(STOP_TIMEOUT)
+        if self._stand_in is not None:
+            self._stand_in.close()
         if self._shutdown is not None:
             self._shutdown.report()
         if self.leases is not None:
@@ -182,8 +188,8 @@ class LeaseConsumer(bootsteps.StartStopStep):
         """Begin to let go of leases. Also called inside a signal handler: no lock, no I/O."""
         if self._shutdown is not None:
             self._shutdown.ask()
-            for keeper in self._services[:1]:  # there is none yet while the worker starts
-                keeper.wake()
+            for each in self._urgent:  # there is none yet while the worker starts
+                each.wake()
 
     def _clear_soon(self, consumer: Consumer) -> None:
         """Have the consuming thread clear what a drain leaves between broker and tasks."""
@@ -218,15 +224,20 @@ class LeaseConsumer(bootsteps.StartStopStep):
         def watch() -> float:
             return LONGEST_WAIT if self.watchdog is None else self.watchdog.run_once()
 
+        def stand_in() -> float:
+            return LONGEST_WAIT if self._stand_in is None else self._stand_in.run_once()
+
         self._services = [
             Service("celery-lease-keeper", keep, retry=1.0, on_death=compat.stop_worker),
             Service(
                 "celery-lease-reaper", reap, retry=reaper_interval, on_death=compat.stop_worker
             ),
             Service("celery-lease-watchdog", watch, retry=1.0, on_death=compat.stop_worker),
+            Service("celery-lease-stand-in", stand_in, retry=REST, on_death=lambda: None),
         ]
         for service in self._services:
             service.start()
+        self._urgent = [self._services[0], self._services[-1]]
         leases.on_claimed = self._hurry
 
     def _hurry(self, lease: Lease) -> None:

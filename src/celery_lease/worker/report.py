@@ -1,0 +1,139 @@
+"""What a worker tells of the leases it holds, to people and to programs.
+
+The facts of each lease are copied under the lock of the table, which the keeper needs; the board
+is read and everything is put into words outside of it.
+
+Invariant: a lease that ends in between is left out rather than described by its record's next user.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from celery_lease.core import board as beatboard
+from celery_lease.core.lease import State
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from celery_lease.core.board import Board, Slot
+    from celery_lease.core.lease import Lease
+    from celery_lease.worker.leases import Leases
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """What of a lease may change at any moment."""
+
+    lease: Lease  #: for what never changes
+    state: State
+    lost: str | None
+    deadline: float
+    beat: float
+    started_at: float | None
+    pid: int | None
+    slot: Slot | None
+
+
+def describe(leases: Leases, task_ids: Container[str] | None = None) -> list[dict[str, Any]]:
+    """Return the leases that a worker holds, the longest held first, as JSON-able facts.
+
+    Times are seconds since 1970 by the worker's clock, all other durations are seconds.
+
+    Args:
+        leases: The worker's leases.
+        task_ids: Only those of these tasks; None: all.
+    """
+    copies = _copies(leases, task_ids)
+    now, wall = leases.clock.now(), leases.clock.wall().timestamp()
+    rows = [_row(each, leases, now, wall - now) for each in copies]
+    return [row for row in rows if row is not None]
+
+
+def _copies(leases: Leases, task_ids: Container[str] | None) -> list[_Copy]:
+    with leases.lock:
+        return [
+            _Copy(
+                held.lease,
+                held.lease.state,
+                held.lease.lost,
+                held.lease.deadline,
+                held.lease.beat,
+                held.lease.started_at,
+                held.pid,
+                held.slot,
+            )
+            for held in leases.held()
+            if task_ids is None or held.lease.task_id in task_ids
+        ]
+
+
+def _row(copy: _Copy, leases: Leases, now: float, epoch: float) -> dict[str, Any] | None:
+    lease, claim = copy.lease, copy.lease.claim
+    seen = _Seen.of(copy, leases.board)
+    if seen is None:
+        return None
+    state = State.RUNNING if copy.state is State.RESERVED and seen.started_at else copy.state
+    return {
+        "task": lease.name,
+        "id": lease.task_id,
+        "state": str(state),
+        "lost": copy.lost and str(copy.lost),
+        "queue": claim.queue,
+        "held_since": round(epoch + lease.received_at, 3),
+        "started_at": round(epoch + seen.started_at, 3) if seen.started_at else None,
+        "beat_age": round(max(0.0, now - seen.beat), 3) if seen.started_at else None,
+        "remaining": round(max(0.0, copy.deadline - now), 3),
+        "deadline": round(epoch + copy.deadline, 3),
+        "quiet": round(seen.quiet_until - now, 3) if seen.quiet_until > now else None,
+        "progress": {"done": seen.done, "total": seen.total, "note": seen.note},
+        "cancelled": seen.cancelled,
+        "deliveries": claim.deliveries,
+        "losses": claim.losses,
+        "max_deliveries": lease.policy.max_deliveries,
+        "token": claim.token,
+        "tag": claim.tag,
+        "pid": copy.pid,
+        "mode": str(lease.policy.mode),
+        "extension": lease.policy.extension,
+        "worker": leases.worker_id,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the task itself said on the board, or nothing yet."""
+
+    started_at: float = 0.0
+    beat: float = 0.0
+    quiet_until: float = 0.0
+    done: float | None = None
+    total: float | None = None
+    note: str = ""
+    cancelled: bool = False
+
+    @classmethod
+    def of(cls, copy: _Copy, board: Board) -> _Seen | None:
+        """Read a lease's record; None: it ended meanwhile, and its record may be another's."""
+        slot = copy.slot
+        if slot is None:
+            return cls()
+        started = board.read_time(slot, beatboard.STARTED) or copy.started_at or 0.0
+        progress = board.read_progress(slot)
+        seen = cls(
+            started_at=started,
+            beat=max(board.read_time(slot, beatboard.BEAT), started),
+            quiet_until=board.read_time(slot, beatboard.QUIET),
+            done=_finite(progress.done),
+            total=_finite(progress.total),
+            note=progress.note,
+            cancelled=bool((board.read_flags(slot) or 0) & beatboard.FLAG_CANCELLED),
+        )
+        return seen if board.is_latest(slot) else None
+
+
+def _finite(number: float | None) -> float | None:
+    """Return a number that JSON has; a task may report any."""
+    return number if number is not None and math.isfinite(number) else None

@@ -1,0 +1,112 @@
+"""Answers lease commands while the worker's main loop cannot.
+
+In a warm shutdown Celery closes its mailbox before it waits for the tasks, in a soft one it sleeps,
+and in a solo worker the task runs in the loop. Those are the moments when somebody looks at leases,
+or wants a task to end. So a thread with a broker connection of its own has a mailbox beside
+Celery's, and answers the commands of :mod:`.control` that need no main loop, when it is away.
+
+Nothing depends on it: a broker that does not answer leaves the worker unanswered, as Celery's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import kombu
+from kombu.pidbox import Node
+
+from celery_lease.worker import compat, control
+
+if TYPE_CHECKING:
+    from celery.worker.consumer import Consumer
+
+    from celery_lease.worker.leases import Leases
+    from celery_lease.worker.shutdown import Shutdown
+
+logger = logging.getLogger(__name__)
+
+#: What can be answered beside the main loop.
+HANDLERS = {each.__name__: each for each in (control.leases, control.lease_cancel)}
+#: Seconds between two looks whether it is wanted, longest wait for a command, and rest after a
+#: failure.
+LOOK_INTERVAL, PATIENCE, REST = 0.5, 0.3, 5.0
+#: Seconds that the main loop may stand still in a stopping worker before it counts as away.
+AWAY = 2.0
+
+
+class Mailbox(Node):
+    """A mailbox beside the worker's own, under the same name but with a queue of its own."""
+
+    def Consumer(  # noqa: N802  (kombu's name)
+        self, channel: Any = None, no_ack: bool = True, accept: Any = None, **options: Any
+    ) -> Any:
+        """Return a consumer of what is sent to all workers."""
+        mailbox: Any = self.mailbox
+        queue = mailbox.get_queue(f"{self.hostname}.leases")
+        accept = mailbox.accept if accept is None else accept
+        channel = channel or self.channel
+        return kombu.Consumer(channel, [queue], no_ack=no_ack, accept=accept, **options)
+
+
+class StandIn:
+    """For one thread; see the module."""
+
+    def __init__(self, consumer: Consumer, leases: Leases, shutdown: Shutdown) -> None:
+        self._consumer, self._leases, self._shutdown = consumer, leases, shutdown
+        self._able = compat.takes_commands(consumer)
+        self._connection: Any = None
+        self._listener: Any = None
+
+    def run_once(self) -> float:
+        """Answer what comes within a moment, if that may be needed; return the seconds to rest."""
+        if not (self._able and self._may_be_wanted()):
+            return LOOK_INTERVAL
+        try:
+            if self._connection is None:
+                self._listen()
+            with suppress(socket.timeout):
+                self._connection.drain_events(timeout=PATIENCE)
+        except Exception as exc:  # noqa: BLE001  (a lost broker, in as many ways as there are)
+            logger.debug("no commands are heard while the main loop is away: %s", exc)
+            self.close()
+            return REST
+        return 0.0
+
+    def close(self) -> None:
+        """Close the connection; the next look opens another if need be."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):  # it may be what failed
+                connection.release()
+
+    def _may_be_wanted(self) -> bool:
+        """Whether to listen, which has to begin before there is something to hear."""
+        leases = self._leases
+        return leases.loop_is_task or (self._shutdown.asked and len(leases) > 0)
+
+    def _main_is_away(self) -> bool:
+        if self._leases.loop_is_task and self._leases.running():
+            return True
+        silence = self._leases.clock.now() - self._leases.loop_seen
+        return self._shutdown.asked and (compat.is_closing(self._consumer) or silence > AWAY)
+
+    def _listen(self) -> None:
+        consumer = self._consumer
+        app: Any = consumer.app
+        self._connection = connection = app.connection_for_read()
+        connection.ensure_connection(max_retries=1, timeout=REST)
+        mailbox = compat.mailbox(app, connection)
+        state = SimpleNamespace(
+            app=app, hostname=consumer.hostname, consumer=consumer, lease_stand_in=True
+        )
+        node = Mailbox(consumer.hostname, state, connection.channel(), HANDLERS, mailbox)
+
+        def answer(body: Any, message: Any) -> None:
+            if body.get("method") in HANDLERS and self._main_is_away():
+                node.handle_message(body, message)
+
+        self._listener = node.listen(callback=answer)

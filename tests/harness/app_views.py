@@ -1,0 +1,81 @@
+"""A worker's app to look at and to cancel: ``celery -A harness.app_views worker``."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from celery_lease import LeasedTask, TaskCancelled, ToolContext
+from harness.app import note
+from harness.setup import Setup
+
+if TYPE_CHECKING:
+    from celery import Task
+
+app = Setup.from_env().app("views")
+
+
+@app.task(name="views.work", base=LeasedTask, bind=True)
+def work(self: Task[Any, Any], seconds: float, *, context: ToolContext) -> str:
+    """Work for some seconds, say how far it is, and clean up when cancelled."""
+    note(self, "start", deliveries=context.deliveries)
+    end = time.monotonic() + seconds
+    try:
+        while (left := end - time.monotonic()) > 0:
+            context.beat(round(seconds - left, 1), seconds, "working")
+            time.sleep(0.05)
+    except TaskCancelled:
+        note(self, "cleaned", cancelled=context.cancelled)
+        raise
+    note(self, "end")
+    return "done"
+
+
+@app.task(name="views.retries", base=LeasedTask, bind=True, max_retries=3)
+def retries(self: Task[Any, Any], seconds: float, *, context: ToolContext) -> str:
+    """Work, and try again whatever happens."""
+    note(self, "start", deliveries=context.deliveries)
+    end = time.monotonic() + seconds
+    try:
+        while time.monotonic() < end:
+            context.beat()
+            time.sleep(0.05)
+    except Exception as exc:
+        raise self.retry(exc=exc, countdown=0) from exc
+    return "done"
+
+
+@app.task(name="views.stubborn", base=LeasedTask, bind=True)
+def stubborn(self: Task[Any, Any], seconds: float, *, context: ToolContext) -> str:
+    """Work, and return what there is when cancelled."""
+    note(self, "start", deliveries=context.deliveries)
+    end = time.monotonic() + seconds
+    try:
+        while time.monotonic() < end:
+            context.beat()
+            time.sleep(0.05)
+    except TaskCancelled:
+        return "in part"
+    return "done"
+
+
+@app.task(name="views.deaf", base=LeasedTask, bind=True, lease_mode="daemon")
+def deaf(self: Task[Any, Any], seconds: float) -> None:
+    """Work without a beat."""
+    note(self, "start")
+    time.sleep(seconds)
+    note(self, "end")
+
+
+@app.task(name="views.plain", bind=True)
+def plain(self: Task[Any, Any], seconds: float) -> None:
+    """Work without a lease."""
+    note(self, "start")
+    time.sleep(seconds)
+    note(self, "end")
+
+
+@app.task(name="views.after", bind=True)
+def after(self: Task[Any, Any], *_: Any) -> None:
+    """Say that a callback was called."""
+    note(self, "after")

@@ -1,0 +1,158 @@
+"""``lease_cancel``: a task is told at its next beat, cleans up, and ends as revoked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import states
+from celery.exceptions import TaskRevokedError
+
+from harness.waiting import eventually
+from harness.workers import Worker, WorkerFleet, WorkerOptions
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from harness.brokers import RedisServer
+    from harness.setup import Setup
+
+MODULE = "harness.app_views"
+CONF = {"lease_extension": 6, "worker_send_task_events": True, "lease_shutdown_timeout": 6}
+LONG = 60
+
+
+class Stage:
+    """One broker, its workers, and the tasks that are cancelled."""
+
+    def __init__(self, setup: Setup, server: RedisServer, fleet: WorkerFleet) -> None:
+        self.setup = setup.having(**CONF)
+        self.fleet, self.ledger = fleet, fleet.ledger
+        self.app: Celery = self.setup.app()
+        self.redis = server.client(self.setup.database)
+
+    def worker(self, pool: str = "prefork", concurrency: int = 1) -> Worker:
+        options = WorkerOptions(module=MODULE, pool=pool, concurrency=concurrency)
+        return self.fleet.start(self.setup, options)
+
+    def send(self, task: str, *args: Any, **options: Any) -> str:
+        return str(self.app.send_task(f"views.{task}", args, **options).id)
+
+    def start(self, task: str, *args: Any, **options: Any) -> str:
+        """Send a task and return when it runs."""
+        task_id = self.send(task, *args, **options)
+        self.ledger.wait("start", task_id)
+        return task_id
+
+    def cancel(self, worker: Worker, *task_ids: str) -> dict[str, Any]:
+        """Cancel tasks by one worker and return what it did about each."""
+        replies: Any = self.app.control.broadcast(
+            "lease_cancel",
+            {"task_id": list(task_ids)},
+            destination=[worker.hostname],
+            reply=True,
+            timeout=10,
+        )
+        assert len(replies) == 1, f"{worker.hostname} did not answer: {worker.log}"
+        tasks: dict[str, Any] = replies[0][worker.hostname]["tasks"]
+        return {task_id: tasks[task_id]["state"] for task_id in task_ids}
+
+    def is_revoked(self, task_id: str, reason: str = "cancelled") -> bool:
+        result = self.app.AsyncResult(task_id)
+        with pytest.raises(TaskRevokedError, match=reason):
+            result.get(timeout=10)
+        return bool(result.state == states.REVOKED)
+
+    def wait_settled(self) -> None:
+        eventually(lambda: self.redis.llen("celery") + self.redis.zcard("unacked_index") == 0)
+
+
+@pytest.fixture
+def stage(setup: Setup, valkey: RedisServer, fleet: WorkerFleet) -> Stage:
+    """Return an empty broker."""
+    return Stage(setup, valkey, fleet)
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize(
+    ("pool", "concurrency"),
+    [("prefork", 1), ("threads", 1), ("gevent", 1), ("eventlet", 1), ("solo", 1)],
+)
+def test_a_cancelled_task_cleans_up_and_is_revoked(
+    stage: Stage, pool: str, concurrency: int
+) -> None:
+    """Told within a beat, in every pool; acknowledged, no callback, and the worker goes on."""
+    worker = stage.worker(pool, concurrency)
+    callback = stage.app.signature("views.after")
+    running = stage.start("work", LONG, link=callback, link_error=callback)
+    assert stage.cancel(worker, running) == {running: "told"}
+    assert stage.is_revoked(running)
+    stage.ledger.wait("cleaned", running)
+    stage.wait_settled()
+    assert stage.app.AsyncResult(stage.start("work", 0.1)).get(timeout=10) == "done"
+    assert stage.ledger.count("after") == 0
+    assert "Traceback" not in worker.log
+
+
+def test_what_waits_is_revoked_at_once(stage: Stage) -> None:
+    """Prefetched, or until its ETA: settled now; what is elsewhere is refused when it comes."""
+    worker = stage.worker()
+    running = stage.start("work", LONG)
+    waiting, eta = stage.send("work", 0), stage.send("work", 0, countdown=600)
+    eventually(lambda: stage.redis.llen("celery") == 0)
+    elsewhere = "not-sent-yet"
+    assert stage.cancel(worker, waiting, eta, elsewhere) == {
+        waiting: "revoked",
+        eta: "revoked",
+        elsewhere: "unknown",
+    }
+    assert stage.is_revoked(waiting, "revoked")
+    assert stage.is_revoked(eta, "revoked")
+    assert stage.redis.zcard("unacked_index") == 1
+    stage.send("work", 0, task_id=elsewhere)
+    assert stage.cancel(worker, running) == {running: "told"}
+    assert stage.is_revoked(elsewhere, "revoked")
+    stage.wait_settled()
+    assert stage.ledger.count("start") == 1
+
+
+def test_how_a_task_takes_it(stage: Stage) -> None:
+    """Caught and returned: that counts. Retried: revoked all the same. Deaf or plain: said so."""
+    worker = stage.worker(concurrency=4)
+    names = ("stubborn", "retries", "deaf", "plain")
+    seconds = (LONG, LONG, 4, 4)
+    ids = {name: stage.start(name, each) for name, each in zip(names, seconds, strict=True)}
+    done = stage.cancel(worker, *ids.values())
+    assert [done[ids[name]] for name in names] == ["told", "told", "told", "plain"]
+    assert stage.app.AsyncResult(ids["stubborn"]).get(timeout=10) == "in part"
+    assert stage.is_revoked(ids["retries"])
+    for name in ("deaf", "plain"):
+        assert stage.app.AsyncResult(ids[name]).get(timeout=10) is None
+    stage.wait_settled()
+    assert stage.ledger.count("start") == 4
+
+
+def test_a_stopping_worker_still_cancels(stage: Stage) -> None:
+    """After SIGTERM, when Celery's own mailbox is closed already; the worker ends at once then."""
+    worker = stage.worker()
+    running = stage.start("work", LONG)
+    worker.term()
+    worker.wait_log("Warm shutdown")
+    assert stage.cancel(worker, running) == {running: "told"}
+    assert stage.is_revoked(running)
+    assert worker.wait(10) == 0
+    assert "1 completed" in worker.log
+    assert stage.redis.zcard("unacked_index") == 0
+
+
+def test_a_task_whose_holder_died_is_cancelled_by_whoever_gets_it(stage: Stage) -> None:
+    """Nobody holds it when the command comes; the next holder has heard of it."""
+    stage.setup = stage.setup.having(lease_extension=3, lease_shutdown_timeout=3)
+    first = stage.worker()
+    running = stage.start("work", LONG)
+    second = stage.worker()
+    first.kill()
+    assert stage.cancel(second, running) == {running: "unknown"}
+    assert stage.is_revoked(running, "revoked")
+    stage.wait_settled()
+    assert stage.ledger.count("start", running) == 1

@@ -1,0 +1,260 @@
+"""Cancelling: what a worker does about each task, what its process makes of it, who is told."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery, states
+from celery.exceptions import Ignore, TaskRevokedError
+from celery.signals import task_revoked
+from celery.worker import state
+
+from celery_lease import LeasedTask, TaskCancelled, ToolContext
+from celery_lease.core import board as beatboard
+from celery_lease.outcome import Cancelled, Discarded
+from celery_lease.worker import cancel as cancelling, compat, control
+from unit.fake_broker import Bench
+from unit.leased_runs import Delivery, make_app, sent
+from unit.test_request import Bench as RequestBench
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    """Return a worker; what it refuses is forgotten afterwards."""
+    bench = Bench()
+    yield bench
+    bench.leases.close()
+    state.revoked.clear()
+
+
+@pytest.fixture
+def app() -> Celery:
+    """An app of one test."""
+    app = make_app()
+    sent(app)
+    return app
+
+
+def states_of(done: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Return what was done about each task, in a word."""
+    return {task_id: what["state"] for task_id, what in done.items()}
+
+
+# In the worker.
+
+
+def test_each_task_is_dealt_with_by_where_it_is(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told, settled, known as lost or plain, or unknown; all of them refused from now on."""
+    settled: list[str] = []
+    monkeypatch.setattr(compat, "revoke_waiting", lambda tag: not settled.append(tag))
+    monkeypatch.setattr(
+        compat, "plain_tasks", lambda ids: [each for each in ids if each == "plain"]
+    )
+    late = bench.run("late")
+    bench.passed(11.0)
+    running = bench.run("running")
+    bench.receive("pooled")
+    bench.leases.start("pooled")
+    bench.receive("waiting")
+    ids = ["id-running", "id-pooled", "id-waiting", "id-late", "plain", "x"]
+    done = cancelling.cancel(bench.leases, ids, settle=True)
+    said = ["told", "told", "revoked", "lost", "plain", "unknown"]
+    assert states_of(done) == dict(zip(ids, said, strict=True))
+    assert settled == ["waiting"]
+    for tag in ("running", "pooled"):
+        assert bench.told(bench.held(tag)) == beatboard.FLAG_CANCELLED
+    assert bench.told(late) == beatboard.FLAG_LOST
+    assert bench.gate(running) == 0.0
+    assert all(each in state.revoked for each in ids)
+
+
+def test_a_stand_in_leaves_what_waits_to_the_main_loop(bench: Bench) -> None:
+    """Requests are its; it finds them refused when their time comes."""
+    bench.receive()
+    worker = SimpleNamespace(consumer=SimpleNamespace(leases=bench.leases), lease_stand_in=True)
+    reply = control.lease_cancel(worker, task_id="id-a")
+    assert states_of(reply["tasks"]) == {"id-a": "waits"}
+    assert reply["ok"] == "1 of 1 tasks are here"
+    assert control.lease_cancel(SimpleNamespace(consumer=None), task_id="x") == control.NO_LEASES
+
+
+def test_a_cancelled_task_keeps_its_lease_while_it_cleans_up(bench: Bench) -> None:
+    """The keeper goes on extending for the beat at which it was told."""
+    held = bench.run()
+    cancelling.cancel(bench.leases, ["id-a"], settle=True)
+    bench.clock.advance(5.0)
+    bench.beat(held)
+    assert bench.passed().extended == 1
+    assert held.lease.deadline == bench.clock.now() + 10.0
+    assert bench.told(held) == beatboard.FLAG_CANCELLED
+
+
+def test_a_waiting_request_is_revoked_as_celery_does(app: Celery) -> None:
+    """Result, event and acknowledgement now; nothing more when its time comes."""
+    bench = RequestBench(app, send_events=True)
+    assert not compat.revoke_waiting("another")
+    compat.refuse(bench.request.id)
+    assert compat.revoke_waiting("tag")
+    assert (bench.state, bench.events) == (states.REVOKED, ["task-revoked"])
+    assert bench.leases.end == "completed"
+    assert not bench.is_open()
+    with pytest.raises(TaskRevokedError):
+        bench.request.execute_using_pool(bench.pool)
+    bench.pool.apply_async.assert_not_called()
+
+
+# In the task process.
+
+
+def cancelled_at(delivery: Delivery) -> None:
+    """Have the task told at its next beat."""
+    delivery.board.flag(delivery.slot, beatboard.FLAG_CANCELLED)
+
+
+@pytest.fixture
+def delivery(monkeypatch: pytest.MonkeyPatch) -> Delivery:
+    """A delivery whose lease is held."""
+    return Delivery(monkeypatch)
+
+
+def beating(app: Celery, delivery: Delivery, **options: Any) -> Any:
+    """Return a task that is cancelled after its first beat."""
+
+    @app.task(base=LeasedTask, shared=False, lazy=False, **options)
+    def task(*, context: ToolContext) -> None:
+        context.beat()
+        cancelled_at(delivery)
+        context.beat()
+
+    return task
+
+
+def test_a_cancelled_run_is_stored_as_revoked_before_it_is_over(
+    app: Celery, delivery: Delivery
+) -> None:
+    """No callback, no retry; the main process may acknowledge, and whoever waits is told."""
+    task = beating(app, delivery, autoretry_for=(Exception,))
+    link = app.signature("after").set(immutable=True)
+    traced = delivery.trace(task, request={"callbacks": [link], "errbacks": [link]})
+    assert isinstance(traced.info.retval, Cancelled)
+    result = task.AsyncResult(delivery.task_id)
+    assert result.state == states.REVOKED
+    with pytest.raises(TaskRevokedError, match="cancelled"):
+        result.get(timeout=1)
+    assert sent(app) == []
+    assert delivery.board.read_outcome(delivery.slot) is beatboard.Outcome.DONE
+    assert isinstance(Cancelled("x"), Ignore)
+
+
+def test_a_run_cancelled_before_it_began_does_nothing(app: Celery, delivery: Delivery) -> None:
+    """It waited for a process; its own code is not entered."""
+    entered = []
+
+    @app.task(base=LeasedTask, shared=False, lazy=False)
+    def task() -> None:
+        entered.append(1)
+
+    cancelled_at(delivery)
+    delivery.trace(task)
+    assert not entered
+    assert delivery.state(task) == states.REVOKED
+
+
+def test_a_cancelled_loser_is_a_loser(app: Celery, delivery: Delivery) -> None:
+    """The message is somebody else's, who is cancelled or not for himself."""
+
+    @app.task(base=LeasedTask, shared=False, lazy=False)
+    def task(*, context: ToolContext) -> None:
+        cancelled_at(delivery)
+        try:
+            context.beat()
+        finally:
+            delivery.expire()
+
+    traced = delivery.trace(task)
+    assert isinstance(traced.info.retval, Discarded)
+    assert delivery.state(task) == states.PENDING
+
+
+def test_a_cancelled_task_that_returns_has_finished(app: Celery, delivery: Delivery) -> None:
+    """Its author knows best what a half of the work is worth."""
+
+    @app.task(base=LeasedTask, shared=False, lazy=False)
+    def task(*, context: ToolContext) -> str:
+        cancelled_at(delivery)
+        try:
+            context.beat()
+        except TaskCancelled:
+            return f"half, {context.cancelled}"
+        return "all"
+
+    assert delivery.trace(task).retval == "half, True"
+    assert delivery.state(task) == states.SUCCESS
+
+
+@pytest.mark.parametrize("way", ["retry", "replace"])
+def test_a_cancelled_task_sends_no_successor(app: Celery, delivery: Delivery, way: str) -> None:
+    """``except Exception: retry`` is everywhere; it would undo the cancelling."""
+
+    @app.task(base=LeasedTask, shared=False, lazy=False, bind=True, name="t")
+    def task(self: Any, *, context: ToolContext) -> None:
+        cancelled_at(delivery)
+        try:
+            context.beat()
+        except Exception as exc:
+            raise self.retry(exc=exc) if way == "retry" else self.replace(self.s()) from exc
+
+    delivery.trace(task)
+    assert delivery.state(task) == states.REVOKED
+    assert sent(app) == []
+
+
+def test_results_that_nobody_wants_are_not_stored(app: Celery, delivery: Delivery) -> None:
+    """As with Celery's own revoke."""
+    task = beating(app, delivery, ignore_result=True)
+    delivery.trace(task, request={"ignore_result": True})
+    assert delivery.state(task) == states.PENDING
+
+
+def test_a_backend_that_is_away_does_not_make_it_run_again(
+    app: Celery, delivery: Delivery, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was to end, and ends; that nothing was stored is in the log."""
+    task = beating(app, delivery)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("away")
+
+    task.backend.mark_as_revoked = fail
+    traced = delivery.trace(task)
+    assert isinstance(traced.info.retval, Cancelled)
+    assert "cancelled, but not so stored" in caplog.text
+
+
+# In the worker again.
+
+
+def test_monitors_hear_of_a_revoked_task(app: Celery) -> None:
+    """Event and signal as for any revoked task; acknowledged; what is stored is not stored anew."""
+    bench = RequestBench(app, send_events=True)
+    heard: list[Any] = []
+
+    def hear(request: Any = None, **facts: Any) -> None:
+        heard.append((request.id, facts["terminated"], facts["expired"]))
+
+    task_revoked.connect(hear)
+    try:
+        bench.failed(Cancelled("x"), stored=True)
+    finally:
+        task_revoked.disconnect(hear)
+    assert bench.events == ["task-revoked"]
+    assert heard == [(bench.request.id, False, False)]
+    assert (bench.leases.end, bench.state) == ("completed", states.PENDING)
+    assert not bench.is_open()
