@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 from .dead import dead
+from .doctor import doctor
 from .drain import drain
 from .group import group
 from .reap import reap
@@ -19,6 +20,7 @@ def lease() -> None:
 
 
 lease.add_command(dead)
+lease.add_command(doctor)
 lease.add_command(drain)
 lease.add_command(group)
 lease.add_command(reap)

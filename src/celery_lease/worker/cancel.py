@@ -22,7 +22,8 @@ from celery_lease.worker import compat
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from celery_lease.worker.leases import Held, Leases
+    from celery_lease.worker.held import Held
+    from celery_lease.worker.leases import Leases
 
 
 class Reaction(StrEnum):

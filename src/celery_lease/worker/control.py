@@ -1,8 +1,8 @@
 """Remote control commands of a worker that has leases.
 
 ``lease_drain`` and ``lease_resume`` change a worker, ``lease_cancel`` ends tasks of it,
-``lease_state`` and ``leases`` ask it. They are known to the worker, and to every ``celery``
-command, once this module is imported; it imports little.
+``lease_state``, ``lease_about`` and ``leases`` ask it. They are known to the worker, and to every
+``celery`` command, once this module is imported; it imports little.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from celery.worker.control import control_command, inspect_command
+
+from celery_lease.worker.about import about
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,3 +73,9 @@ def lease_cancel(state: Any, task_id: str | Sequence[str], **_: Any) -> dict[str
 
 def _listed(task_id: str | Sequence[str] | None) -> list[str]:
     return [task_id] if isinstance(task_id, str) else list(task_id or ())
+
+
+@inspect_command()
+def lease_about(state: Any, **_: Any) -> dict[str, Any]:
+    """What the worker is made of: versions, clock, pool, and tasks that were slow to beat."""
+    return about(state.consumer)

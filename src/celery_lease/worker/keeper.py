@@ -69,7 +69,8 @@ class Keeper:
     def __init__(self, leases: Leases) -> None:
         self._leases = leases
         self._clock = leases.clock
-        self._warned: set[str] = set()
+        #: Names of tasks that half of a lease went by without a beat of; each is told of once.
+        self.silent: set[str] = set()
         self._patience = Patience()
 
     def run_once(self) -> Report:
@@ -142,7 +143,7 @@ class Keeper:
         elif lease.due(pass_.now):
             pass_.due.append(held)
         elif self._is_slow(held, pass_.now):
-            self._warned.add(lease.name)
+            self.silent.add(lease.name)
             pass_.slow.append(held)
 
     def _see(self, held: Held, pass_: _Pass) -> None:
@@ -230,7 +231,7 @@ class Keeper:
             and lease.policy.mode is Mode.HEARTBEAT
             and now - held.beat > lease.policy.extension / 2
             and now > lease.quiet_until
-            and lease.name not in self._warned
+            and lease.name not in self.silent
         )
 
     def _is_unproven(self, held: Held, now: float) -> bool:

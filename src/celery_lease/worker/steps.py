@@ -24,6 +24,7 @@ from celery_lease.core.board import Board
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.errors import LeaseError
 from celery_lease.worker import compat
+from celery_lease.worker.about import versions
 from celery_lease.worker.drain import Drain
 from celery_lease.worker.health import HealthServer, health_of
 from celery_lease.worker.keeper import LONGEST_WAIT, Keeper
@@ -106,6 +107,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
         self.health: HealthServer | None = None
         consumer.leases = None  # type: ignore[attr-defined]
         consumer.lease_drain = None  # type: ignore[attr-defined]  # for remote control commands
+        consumer.lease_silent = ()  # type: ignore[attr-defined]  # the same
 
     def start(self, consumer: Consumer) -> None:
         """Put the new channel under leases; at the first start, begin to keep them."""
@@ -136,14 +138,18 @@ class LeaseConsumer(bootsteps.StartStopStep):
             self.health = _health_server(self.leases, loaded)
             self.watchdog = Watchdog(self.leases, compat.watched(consumer))
             self._stand_in = StandIn(consumer, self.leases, self._shutdown)
-            self._start_services(
+            consumer.lease_silent = self._start_services(  # type: ignore[attr-defined]
                 self.leases, self._shutdown, loaded.reaper_interval_for(extensions)
-            )
+            ).silent
         brokers.lease_messages(channel, self.leases.driver, self.leases, self.leases.clock)
         self._end_ticks()
         self._end_ticks = compat.every(
             consumer, self._loop_interval, lambda: self._see_loop(consumer)
         )
+
+    def info(self, _consumer: Consumer) -> dict[str, Any]:  # type: ignore[override]  # as Celery reads it
+        """Return what ``inspect stats`` adds: who asks it can tell this worker from a plain one."""
+        return {"lease": {"version": versions()["celery-lease"]}}
 
     def stop(self, consumer: Consumer) -> None:
         """Hand back what does not run: this consumer will not start it.
@@ -204,7 +210,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
 
         consumer.call_soon(clear)
 
-    def _start_services(self, leases: Leases, shutdown: Shutdown, reaper_interval: float) -> None:
+    def _start_services(self, leases: Leases, shutdown: Shutdown, reaper_interval: float) -> Keeper:
         keeper, reaper = Keeper(leases), Reaper(leases.driver)
         self.reaper = reaper
 
@@ -239,6 +245,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
             service.start()
         self._urgent = [self._services[0], self._services[-1]]
         leases.on_claimed = self._hurry
+        return keeper
 
     def _hurry(self, lease: Lease) -> None:
         """Let the keeper look at a short lease now rather than when its longest wait is over."""

@@ -19,7 +19,6 @@ from kombu.transport import redis as kombu_redis
 from celery_lease.brokers.redis.arrivals import Arrivals
 from celery_lease.brokers.redis.attempt import Attempt
 from celery_lease.brokers.redis.refusals import will_pass
-
 from celery_lease.brokers.settling import SettlingQoS
 
 __all__ = ["LeaseQoS", "end_receiving", "lease_messages", "will_pass"]

@@ -1,0 +1,36 @@
+"""By how much two clocks differ, as far as that can be known from a question and its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """Another clock minus this host's, in seconds: somewhere from *low* to *high*.
+
+    The other clock was read at some moment between asking and having the answer, so the round trip
+    is the uncertainty.
+    """
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, told: float, asked: float, answered: float) -> Offset:
+        """Return the offset of a clock that *told* its time between two readings of this one."""
+        return cls(told - answered, told - asked)
+
+    @property
+    def least(self) -> float:
+        """By how much the clocks differ at least, without a sign."""
+        return max(0.0, self.low, -self.high)
+
+    def to(self, other: Offset) -> Offset:
+        """Return the offset of this one's clock from that of *other*."""
+        return Offset(self.low - other.high, self.high - other.low)
+
+    def __str__(self) -> str:
+        """Return it for people, with its uncertainty."""
+        middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2
+        return f"{middle:+.3f} s (± {half:.3f} s)"

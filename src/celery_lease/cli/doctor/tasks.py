@@ -1,0 +1,103 @@
+"""Whether leased tasks can beat at all, as far as their code and the workers tell.
+
+Code that neither takes a context nor asks for the current one may still call a function that does,
+so this is a warning and not an error.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING
+
+from celery_lease.cli.doctor.case import leased_tasks
+from celery_lease.cli.doctor.findings import Finding, notice, ok, warning
+from celery_lease.core.policy import Mode, plain
+from celery_lease.current import current_context
+from celery_lease.injection import Injection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery_lease.cli.doctor.case import Case
+    from celery_lease.core.policy import LeasePolicy
+    from celery_lease.task import LeasedTask
+
+REMEDY = (
+    "Beat: take `context: ToolContext` and call context.beat() or context.track(), or set "
+    'lease_mode="daemon" for code that cannot beat.'
+)
+
+
+def check(case: Case) -> Iterator[Finding]:
+    """Yield tasks that do not beat."""
+    judged = {
+        name: reason
+        for name, task in sorted(leased_tasks(case.app).items())
+        if (policy := case.policies.get(name)) and (reason := why_silent(task, policy))
+    }
+    for name, reason in judged.items():
+        extension = plain(case.policies[name].extension)
+        yield warning(
+            "tasks.silent",
+            f"task {name} {reason}",
+            f"Unless code that it calls beats, its lease is lost {extension} s after it began, "
+            "and it is run again elsewhere.",
+            REMEDY,
+        )
+    if case.policies and not judged:
+        yield ok("tasks.silent", "every leased task takes a context, asks for it, or need not beat")
+    yield from _seen(case)
+
+
+def why_silent(task: LeasedTask, policy: LeasePolicy) -> str:
+    """Return what keeps a task from beating by its own code, or an empty string."""
+    function = inspect.unwrap(type(task).run)
+    if policy.mode is Mode.DAEMON or not isinstance(function, FunctionType):
+        return ""
+    if _asks_for_context(function):
+        return ""
+    name = Injection.of(function, skip_first=False).name
+    if name is None:
+        return "takes no context, and does not call current_context()"
+    return "" if _uses(function.__code__, name) else f"takes {name} and never uses it"
+
+
+def _asks_for_context(function: FunctionType) -> bool:
+    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    known = function.__globals__
+    return "current_context" in names or any(known.get(n) is current_context for n in names)
+
+
+def _uses(code: CodeType, name: str) -> bool:
+    return any(
+        each.opname.startswith("LOAD_") and (each.argval == name or _is_in(name, each.argval))
+        for inner in _codes(code)
+        for each in dis.get_instructions(inner)
+    )
+
+
+def _is_in(name: str, value: object) -> bool:
+    return isinstance(value, tuple) and name in value  # two variables at once, since 3.13
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield a function's code and that of all functions inside of it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)
+
+
+def _seen(case: Case) -> Iterator[Finding]:
+    """Yield what workers have seen of tasks since they started."""
+    for worker in case.workers:
+        for name in worker.about.get("silent", ()):
+            yield notice(
+                "tasks.slow",
+                f"task {name} went without a beat for half of its lease on {worker.name}",
+                "Without a beat for the other half it would have lost its lease.",
+                "Beat more often, raise lease_extension, or use context.quiet() around the one "
+                "long call.",
+            )

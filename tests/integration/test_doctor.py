@@ -1,0 +1,230 @@
+"""``celery lease doctor`` at real servers and workers, healthy and not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_lease.cli.doctor.examine import Request, examine
+from celery_lease.cli.doctor.report import facts
+from harness.app_doctor import register
+from harness.brokers import RedisServer
+from harness.clients import client
+from harness.setup import Setup
+from harness.waiting import free_port
+from harness.workers import TESTS, WorkerFleet, WorkerOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from harness.postgres import PostgresServer
+    from harness.rabbitmq import RabbitServer
+
+MODULE = "harness.app_doctor"
+REQUEST = Request(timeout=0.3, grace=60.0, levels=1, before=0.0)
+ORDER = ["ok", "notice", "warning", "error"]
+
+
+def worst(findings: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the worst severity of each check."""
+    found: dict[str, str] = {}
+    for each in findings:
+        before = found.get(each["check"], "ok")
+        found[each["check"]] = max(before, each["severity"], key=ORDER.index)
+    return found
+
+
+def look(setup: Setup, request: Request = REQUEST) -> list[dict[str, Any]]:
+    """Examine an app of the test's own process and return the findings."""
+    with client(setup, register) as app:
+        return list(facts(examine(app, request))["findings"])
+
+
+def about(findings: list[dict[str, Any]], check: str) -> str:
+    """Return all that was said of a check."""
+    return "\n".join(
+        f"{each['what']} {each['why']} {each['remedy']}"
+        for each in findings
+        if each["check"] == check
+    )
+
+
+def command(setup: Setup, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``celery -A harness.app_doctor lease doctor`` to its end."""
+    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, "-m", "celery", "-A", MODULE, "lease", "doctor", *arguments],
+        env={**os.environ, **setup.env(), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.compat
+def test_a_cluster_with_faults_is_told_all_of_them(
+    valkey_path: str, tmp_path: Path, fleet: WorkerFleet
+) -> None:
+    """A server that evicts and forgets, a worker without leases on the same queue with a short
+    visibility timeout, and nobody's log shows that somebody looked.
+    """
+    options = {"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}
+    with RedisServer(valkey_path, tmp_path / "bad", options).start() as server:
+        setup = Setup(server.fresh_url()).having(lease_extension=30)
+        leased = fleet.launch(setup, WorkerOptions(module=MODULE))
+        short = setup.having(broker_transport_options={"visibility_timeout": 60})
+        plain = fleet.launch(short, WorkerOptions(module="harness.app"))
+        leased.wait_ready(), plain.wait_ready()
+        told = command(setup, "--json", "-t", "2", "--grace-period", "15")
+        keys = server.client().keys()
+        fleet.close()
+    assert told.returncode == 1, told.stderr
+    findings = json.loads(told.stdout)["findings"]
+    assert worst(findings) == {
+        "settings.rules": "ok",
+        "settings.backend": "notice",
+        "tasks.silent": "warning",
+        "deploy.grace": "error",
+        "broker.reached": "ok",
+        "redis.version": "ok",
+        "redis.scripts": "ok",
+        "redis.eviction": "error",
+        "redis.persistence": "warning",
+        "workers.answered": "ok",
+        "workers.plain": "warning",
+        "workers.versions": "ok",
+        "workers.visibility_timeout": "warning",
+        "workers.clock": "ok",
+    }
+    assert "doctor.silent" in about(findings, "tasks.silent")
+    assert plain.hostname in about(findings, "workers.plain")
+    assert f"60 s: {plain.hostname}" in about(findings, "workers.visibility_timeout")
+    assert f"{leased.hostname} " in about(findings, "workers.clock")
+    assert not any(b"lease" in key for key in keys), "it changes nothing"
+    for worker in (leased, plain):
+        assert " ERROR" not in worker.log
+
+
+def test_a_healthy_cluster_gets_good_marks_and_code_zero(
+    own_valkey: RedisServer, fleet: WorkerFleet
+) -> None:
+    """Nothing above a notice but the task that never beats; plain text in a pipe."""
+    url = own_valkey.fresh_url()
+    setup = Setup(url, backend=url)
+    worker = fleet.start(setup, WorkerOptions(module=MODULE))
+    told = command(setup, "-t", "2", "--grace-period", "60")
+    assert told.returncode == 0, told.stderr
+    assert "\x1b" not in told.stdout
+    assert f"1 workers answered: {worker.hostname}" in told.stdout
+    assert told.stdout.strip().splitlines()[-1].startswith("1 warning, ")
+    assert command(setup, "-t", "2", "--strict").returncode == 1
+
+
+def test_an_empty_cluster_is_no_error(setup: Setup) -> None:
+    """What can be checked without workers is; how to wait longer is said."""
+    findings = look(setup)
+    found = worst(findings)
+    assert (found["workers.none"], found["redis.version"]) == ("notice", "ok")
+    assert "error" not in found.values()
+    assert "--timeout" in about(findings, "workers.none")
+
+
+@pytest.mark.parametrize("scheme", ["redis://127.0.0.1:{}/0", "amqp://127.0.0.1:{}//"])
+def test_a_dead_broker_is_one_clear_error(scheme: str) -> None:
+    """Settings and tasks are checked all the same."""
+    findings = look(Setup(scheme.format(free_port())))
+    found = worst(findings)
+    assert found["broker.reached"] == "error"
+    assert found["tasks.silent"] == "warning"
+    assert "refused" in about(findings, "broker.reached")
+
+
+def test_a_broker_that_is_silent_does_not_keep_anybody_waiting() -> None:
+    """It accepts connections and never answers; kombu itself would wait for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        began = time.monotonic()
+        findings = look(Setup(f"redis://127.0.0.1:{mute.getsockname()[1]}/0"))
+        assert time.monotonic() - began < 30
+    assert worst(findings)["broker.reached"] == "error"
+
+
+def test_a_broker_user_who_may_not_ask_gets_findings(own_valkey: RedisServer, setup: Setup) -> None:
+    """Scripts that are refused are an error, and CONFIG that is refused is none."""
+    rules = ["on", ">secret", "~*", "&*", "+@all", "-config", "-eval", "-evalsha", "-script"]
+    own_valkey.client().execute_command("ACL", "SETUSER", "limited", *rules)
+    url = f"redis://limited:secret@127.0.0.1:{own_valkey.port}/0"
+    findings = look(replace(setup, broker=url, backend=None))
+    found = worst(findings)
+    assert (found["redis.scripts"], found["redis.persistence"]) == ("error", "ok")
+    assert "secret" not in json.dumps(findings)
+
+
+def test_the_consumer_timeout_of_rabbitmq_is_held_against_the_leases(
+    rabbitmq: RabbitServer,
+) -> None:
+    """What the app says, what a queue says, and what is assumed if nobody says anything."""
+    setup = rabbitmq.setup("doctor", lease_extension=120)
+    found = look(setup)
+    assert worst(found)["rabbitmq.consumer_timeout"] == "warning"
+    assert "assumed" in about(found, "rabbitmq.consumer_timeout")
+    assert worst(found)["rabbitmq.deliveries"] == "notice"
+    (expression,) = re.findall(r"eval '(.+?)\.'", about(found, "rabbitmq.consumer_timeout"))
+    assert "1800000" in rabbitmq.evaluate(expression), "what the remedy says tells the server's"
+    short = look(setup.having(broker_transport_options={"consumer_timeout": 90}))
+    assert worst(short)["rabbitmq.consumer_timeout"] == "error"
+    assert "doctor.beats" in about(short, "rabbitmq.consumer_timeout")
+    long = rabbitmq.setup(
+        "doctor_quorum",
+        {"x-queue-type": "quorum", "x-consumer-timeout": 50_000_000},
+        lease_extension=120,
+    )
+    found = look(long)
+    assert worst(found)["rabbitmq.consumer_timeout"] == "ok"
+    assert worst(found)["rabbitmq.deliveries"] == "warning"
+
+
+def test_the_attributes_of_sqs_queues_are_held_against_the_leases(tmp_path: Path) -> None:
+    """A redrive policy that shutdowns use up, a timeout of nothing, a queue that is not there."""
+    pytest.importorskip("moto")
+    from harness.moto_server import ACCOUNT, REGION, MotoServer
+
+    with MotoServer(tmp_path).start() as moto:
+        dead = f"arn:aws:sqs:{REGION}:{ACCOUNT}:{moto.fresh_queue()}"
+        policy = json.dumps({"deadLetterTargetArn": dead, "maxReceiveCount": 3})
+        bad = moto.fresh_queue(RedrivePolicy=policy, VisibilityTimeout="0")
+        found = look(moto.setup(bad).having(lease_max_duration=50_000))
+        marks = worst(found)
+        assert marks["sqs.redrive"] == "warning"
+        assert "after 3 receives" in about(found, "sqs.redrive")
+        assert marks["sqs.visibility_timeout"] == "error"
+        assert marks["sqs.twelve_hours"] == "warning"
+        assert marks["workers.unasked"] == "notice"
+        policy = json.dumps({"deadLetterTargetArn": dead, "maxReceiveCount": 10})
+        good = moto.fresh_queue(RedrivePolicy=policy, VisibilityTimeout="30")
+        marks = worst(look(moto.setup(good)))
+        assert (marks["sqs.redrive"], marks["sqs.visibility_timeout"]) == ("ok", "ok")
+        before = moto.client().list_queues()["QueueUrls"]
+        assert worst(look(moto.setup("nowhere")))["sqs.queue"] == "notice"
+        assert moto.client().list_queues()["QueueUrls"] == before, "it makes none"
+
+
+def test_a_database_is_held_against_the_leases(postgres: PostgresServer) -> None:
+    """Extension or not, a statement_timeout that is too short, an unlogged queue."""
+    database = postgres.fresh_database()
+    marks = worst(look(database.setup()))
+    assert (marks["pgmq.version"], marks["pgmq.statement_timeout"]) == ("ok", "ok")
+    assert (marks["pgmq.queue"], marks["workers.unasked"]) == ("notice", "notice")
+    database.execute("SELECT pgmq.create_unlogged('celery')")
+    database.execute(f"ALTER DATABASE {database.name} SET statement_timeout = '50ms'")
+    marks = worst(look(database.setup()))
+    assert (marks["pgmq.statement_timeout"], marks["pgmq.queue"]) == ("warning", "warning")
