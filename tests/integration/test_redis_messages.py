@@ -9,6 +9,7 @@ import pytest
 from kombu import Exchange, Queue
 from kombu.transport.redis import Channel
 
+from celery_lease.brokers.redis import arrivals
 from celery_lease.core.delivery import Answer
 from harness.lease_desk import Bench, Desk, bodies
 from harness.waiting import eventually
@@ -258,10 +259,18 @@ def test_a_message_that_wants_no_lease_takes_kombus_own_way(
     assert client.hlen("unacked") == 0
 
 
+@pytest.fixture
+def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request for the next message is under way for a while when there is none."""
+    monkeypatch.setattr(arrivals, "SHORTEST", 0.5)
+    monkeypatch.setattr(arrivals, "LONGEST", 0.5)
+
+
+@pytest.mark.usefixtures("long_pauses")
 def test_a_message_that_arrives_while_its_channel_closes_goes_back(bench: Bench) -> None:
     """Kombu reads the answer that is under way before it closes; nobody will work on that."""
     desk = bench.desk()
-    desk.turn(0.05)  # the next pop is on its way
+    desk.turn(0.05)  # the next request is on its way
     bench.publish("a")
     desk.close()
     assert [claim.queue for claim in desk.holder.claims] == ["q"]
@@ -270,6 +279,7 @@ def test_a_message_that_arrives_while_its_channel_closes_goes_back(bench: Bench)
     assert (again.claim.deliveries, again.claim.losses) == (2, 0)
 
 
+@pytest.mark.usefixtures("long_pauses")
 def test_a_message_for_a_consumer_that_was_cancelled_goes_back(
     bench: Bench, client: redis.Redis
 ) -> None:

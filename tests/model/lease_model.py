@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 START = 1_800_000_000  # seconds, in server time
 RESTS_FROM, LONGEST_REST = 2, 60  # losses, seconds
+ARRIVAL = 5  # seconds from a message's arrival to its claim
 
 
 class Text(NamedTuple):
@@ -32,6 +33,7 @@ class Record:
     deliveries: int
     losses: int
     resting: bool = False
+    arriving: bool = False
 
 
 @dataclass
@@ -49,22 +51,34 @@ class LeaseModel:
     dead: list[str] = field(default_factory=list)  # the last is the oldest
     history: dict[str, list[str]] = field(default_factory=dict)
     completed: set[str] = field(default_factory=set)
-    in_hand: dict[str, Text] = field(default_factory=dict)  # popped, and nowhere else yet
+    in_hand: dict[str, Text] = field(default_factory=dict)  # fetched, and nowhere else yet
 
     # ------------------------------------------------------------------ publisher and consumers
 
     def publish(self, message: str) -> None:
         self.queue.insert(0, Text(message))
 
-    def pop(self, tag: str) -> Text:
+    def arrive(self, tag: str) -> Text:
+        self.held[tag] = text = self.queue.pop()
+        self.index[tag] = expiry = self.now + ARRIVAL
+        self.records[tag] = Record(expiry, 0, 0, 0, arriving=True)
+        return text
+
+    def fetch(self, tag: str) -> Text:
         self.in_hand[tag] = text = self.queue.pop()
         return text
 
-    def claim(self, tag: str, text: Text, seconds: float) -> int | None:
-        """Return the token, or None if the asker gave this claim up before."""
-        if tag in self.refusals:
+    def adopt(self, arrival: str, text: Text) -> bool:
+        """Hold a message that arrived under the publisher's tag, as a plain one."""
+        if not self._settle(arrival):
+            return False
+        self.index[text.message], self.held[text.message] = self.now, text
+        return True
+
+    def claim(self, tag: str, arrival: str, text: Text, seconds: float) -> int | None:
+        """Return the token, or None if the asker gave this claim up before, or was too late."""
+        if tag in self.refusals or not (self.in_hand.pop(tag, None) or self._settle(arrival)):
             return None
-        del self.in_hand[tag]
         self.token = max(self.token + 1, int(self.now * 1_000_000))
         expiry = self.now + seconds
         self.records[tag] = Record(expiry, self.token, text.deliveries + 1, text.losses)
@@ -72,13 +86,13 @@ class LeaseModel:
         self.held[tag] = Text(text.message, text.deliveries + 1, text.losses + 1)
         return self.token
 
-    def return_unclaimed(self, tag: str) -> None:
+    def return_unclaimed(self, tag: str, arrival: str, text: Text) -> None:
         if tag in self.refusals:
             return
-        if tag in self.in_hand:
-            self.queue.append(self.in_hand.pop(tag))
-        else:  # the claim was made
+        if tag in self.records:  # the claim was made
             self._restore(tag, front=True, loss=None)
+        elif self.in_hand.pop(tag, None) or self._settle(arrival):
+            self.queue.append(text)
         self.refusals[tag] = self.now
 
     # --------------------------------------------------------------------------------- holders
@@ -125,7 +139,8 @@ class LeaseModel:
         reaped: list[str] = []
         for expiry, tag in sorted((each.expiry, tag) for tag, each in self.records.items()):
             if expiry <= self.now and len(reaped) < limit:
-                loss = None if self.records[tag].resting else "expired"
+                record = self.records[tag]
+                loss = None if record.resting or record.arriving else "expired"
                 self.refusals[tag] = self.now  # also where a plain sweep has returned it before
                 if self._restore(tag, front=True, loss=loss, orderly=False):
                     reaped.append(tag)
@@ -179,7 +194,7 @@ class LeaseModel:
             "held": self.held,
             "leases": {tag: each.expiry for tag, each in self.records.items()},
             "records": {
-                tag: (each.token, each.deliveries, each.losses, each.resting)
+                tag: (each.token, each.deliveries, each.losses, each.resting, each.arriving)
                 for tag, each in self.records.items()
             },
             "refusals": self.refusals,

@@ -46,8 +46,13 @@ class Asking:
 
     attempt: Attempt
     text: Text
+    plain: str  # what kombu would record of it
     seconds: float
     arrived: bool = False
+
+    @property
+    def may_be_adopted(self) -> bool:
+        return bool(self.plain) and not self.arrived
 
 
 def agree(what: str, real: object, expected: object) -> None:
@@ -125,9 +130,11 @@ class LeaseMachine(RuleBasedStateMachine):
         self.arrive(asking, worker)
 
     @precondition(lambda self: self.model.queue)
-    @rule(worker=workers, seconds=leases, arrives=st.booleans())
-    def deliver_without_an_answer(self, worker: int, seconds: float, *, arrives: bool) -> None:
-        asking = self.pop(seconds)
+    @rule(worker=workers, seconds=leases, arrives=st.booleans(), fetched=st.booleans())
+    def deliver_without_an_answer(
+        self, worker: int, seconds: float, *, arrives: bool, fetched: bool = False
+    ) -> None:
+        asking = self.fetch(seconds) if fetched else self.pop(seconds)
         self.asking.append(asking)
         if arrives:
             self.arrive(asking, worker)
@@ -144,21 +151,45 @@ class LeaseMachine(RuleBasedStateMachine):
         asking = self.asking[-1 - which % len(self.asking)]
         attempt = asking.attempt
         agree("return", self.driver(worker).return_unclaimed([attempt]), [Answer.HELD])
-        self.model.return_unclaimed(attempt.tag)
+        self.model.return_unclaimed(attempt.tag, attempt.arrival, asking.text)
+
+    @precondition(lambda self: not self.plain_holds())
+    @precondition(lambda self: any(each.may_be_adopted for each in self.asking))
+    @rule(worker=workers, which=recent)
+    def a_message_without_a_lease_is_adopted(self, worker: int, which: int) -> None:
+        waiting = [each for each in self.asking if each.may_be_adopted]
+        asking = waiting[-1 - which % len(waiting)]
+        arrival, message = asking.attempt.arrival, asking.text.message
+        adopted = self.model.adopt(arrival, asking.text)
+        answer = self.driver(worker).adopt(arrival, message, asking.plain)
+        agree("adopt", [answer], answers([adopted]))
+        self.asking.remove(asking)
+        self.plain += [message] if adopted else []
 
     def pop(self, seconds: float) -> Asking:
         self.nonce += 1
-        attempt = self.stage.pop(self.nonce)
-        text = self.model.pop(attempt.tag)
+        arrived = self.stage.arrive(self.nonce)
+        if arrived is None:
+            raise Disagreement("nothing arrives, though there is a message")
+        attempt, plain = arrived
+        return self.asked(attempt, self.model.arrive(attempt.arrival), plain, seconds)
+
+    def fetch(self, seconds: float) -> Asking:
+        self.nonce += 1
+        attempt = self.stage.fetch(self.nonce)
+        return self.asked(attempt, self.model.fetch(attempt.tag), "", seconds)
+
+    def asked(self, attempt: Attempt, text: Text, plain: str, seconds: float) -> Asking:
         popped = (attempt.tag.split("#")[0], attempt.deliveries, attempt.losses)
         agree("popped", popped, (text.message, text.deliveries + 1, text.losses))
-        return Asking(attempt, text, seconds)
+        return Asking(attempt, text, plain, seconds)
 
     def arrive(self, asking: Asking, worker: int) -> None:
         asking.arrived = True
         terms = Terms(seconds=asking.seconds)
         claim = self.driver(worker).claim(asking.attempt, terms, 0.0)
-        token = self.model.claim(asking.attempt.tag, asking.text, asking.seconds)
+        attempt = asking.attempt
+        token = self.model.claim(attempt.tag, attempt.arrival, asking.text, asking.seconds)
         agree("token", claim and claim.token, token)
         if claim is not None:
             self.tokens[asking.text.message].append(claim.token)
@@ -266,7 +297,8 @@ class LeaseMachine(RuleBasedStateMachine):
     @invariant()
     def i1_no_message_has_two_valid_leases(self) -> None:
         index, records = self.server["index"], self.server["records"]
-        valid = [tag for tag, expiry in index.items() if tag in records and expiry > self.model.now]
+        leased = [tag for tag in index if tag in records and not tag.startswith("arrival#")]
+        valid = [tag for tag in leased if index[tag] > self.model.now]
         most = Counter(tag.split("#")[0] for tag in valid).most_common(1)
         if most and most[0][1] > 1:
             raise Disagreement(f"I1: two valid leases: {valid}")

@@ -29,8 +29,40 @@ class Mutant:
 
 
 MUTANTS = [
+    # --------------------------------------------------------------------- arrive.lua, arrived.lua
+    Mutant("it also stays in its list", "arrive", "'RPOP', KEYS[i]", "'LINDEX', KEYS[i], -1"),
+    Mutant("the youngest arrives first", "arrive", "'RPOP'", "'LPOP'"),
+    Mutant("no reaper hears of it", "arrive", "redis.call('ZADD', KEYS[3], expiry, ARGV[1])"),
+    Mutant("plain sweeps do not see it", "arrive", "redis.call('ZADD', KEYS[1], expiry, ARGV[1])"),
+    Mutant("it never goes back", "arrive", "+ tonumber(ARGV[2])", "+ 100 * tonumber(ARGV[2])"),
+    Mutant("it arrives as a lease", "arrive", "arriving = true, ", ""),
+    Mutant(
+        "what went back is adopted",
+        "adopt",
+        "if not arrived(ARGV[1]) then",
+        "arrived(ARGV[1]) if false then",
+    ),
+    Mutant(
+        "it is also returned",
+        "adopt",
+        "redis.call('ZREM', KEYS[1], tag)",
+        "redis.call('ZSCORE', KEYS[1], tag) and 1",
+    ),
+    Mutant("a record of it stays", "adopt", "  redis.call('HDEL', KEYS[4], tag)\n"),
+    Mutant(
+        "adopted at the beginning of time",
+        "adopt",
+        "tonumber(time[1]) + tonumber(time[2]) / 1000000",
+        "0",
+    ),
     # ---------------------------------------------------------------------------------- claim.lua
     Mutant("a refused claim is made", "claim", "redis.call('ZSCORE', KEYS[6], ARGV[1])", "false"),
+    Mutant(
+        "what went back is claimed",
+        "claim",
+        "not arrived(ARGV[5])",
+        "not (arrived(ARGV[5]) or true)",
+    ),
     Mutant("a token comes twice", "claim", "or '0') + 1", "or '0')"),
     Mutant("tokens do not follow the clock", "claim", "tonumber(time[1]) * 1000000 +", "0 +"),
     Mutant("a lease is the time of delivery", "claim", "now + tonumber(ARGV[3])", "now"),
@@ -135,7 +167,13 @@ MUTANTS = [
     Mutant("the reaper leaves it held", "reap", "  settle(tag)\n  return claim", "  return claim"),
     Mutant("the reaper drops it", "reap", "redis.pcall(push, claim.key, payload)", "0"),
     Mutant("an expiry is no loss", "reap", "if not loss then", "if true then"),
-    Mutant("a rest counts twice", "reap", "if loss and not claim.resting then", "if loss then"),
+    Mutant("a rest counts twice", "reap", "if loss and not claim.resting and", "if loss and"),
+    Mutant(
+        "an arrival counts as a loss",
+        "reap",
+        "and not claim.arriving then\n    remember",
+        "then\n    remember",
+    ),
     Mutant("reaped ones may be returned again", "reap", "redis.call('ZADD', KEYS[5], now, due[i])"),
     Mutant("no limit", "reap", "local limit = tonumber(ARGV[1])", "local limit = 100"),
     Mutant(
@@ -154,6 +192,12 @@ MUTANTS = [
         "unclaim",
         "redis.call('HEXISTS', KEYS[4], ARGV[1]) == 1",
         "false",
+    ),
+    Mutant(
+        "what went back is pushed again",
+        "unclaim",
+        "or arrived(ARGV[4])",
+        "or arrived(ARGV[4]) or true",
     ),
     Mutant(
         "an unheard delivery is a loss",

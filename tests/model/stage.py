@@ -18,6 +18,7 @@ from kombu import Connection, Producer
 from kombu.transport import redis as kombu_redis
 
 from celery_lease.brokers.redis import scripts
+from celery_lease.brokers.redis.arrivals import ARRIVAL
 from celery_lease.brokers.redis.attempt import Attempt
 from celery_lease.brokers.redis.driver import RedisDriver
 from model.lease_model import Text
@@ -119,11 +120,27 @@ class Stage:
         with mock.patch.object(self.channel, "_next_delivery_tag", return_value=message):
             self._producer.publish(message, exchange="", routing_key="q")
 
-    def pop(self, nonce: int) -> Attempt:
-        """Take the next message out of its queue, as a consumer about to claim it."""
+    def arrive(self, nonce: int) -> tuple[Attempt, str] | None:
+        """Take the next message as a consumer that waits; also return what kombu would record."""
+        arrival = f"arrival#{nonce}"
+        command = self.drivers[0].arrive(arrival, ARRIVAL, {"q": "q"}, by_name=False)
+        try:
+            reply: Any = self.client.execute_command(*command)
+        except redis.RedisError as exc:
+            raise ScriptError(str(exc)) from exc
+        if reply is None:
+            return None
+        text = reply[1].decode()
+        return self._attempt(text, nonce, arrival), f'[{text}, "", "q"]'
+
+    def fetch(self, nonce: int) -> Attempt:
+        """Take the next message as kombu does that is asked for one."""
         text: Any = self.client.rpop("q")
+        return self._attempt(text, nonce, "")
+
+    def _attempt(self, text: str | bytes, nonce: int, arrival: str) -> Attempt:
         message = self.channel.Message(json.loads(text), channel=self.channel)
-        attempt = Attempt.of(message, "q", "q")
+        attempt = Attempt.of(message, "q", "q", arrival)
         return replace(attempt, tag=f"{message.delivery_tag}#{nonce:012d}")
 
     def take_plainly(self) -> str:
@@ -173,5 +190,6 @@ def _text(payload: dict[str, Any]) -> Text:
     return Text(payload["properties"]["delivery_tag"], int(deliveries), int(losses))
 
 
-def _record(claim: dict[str, Any]) -> tuple[int, int, int, bool]:
-    return claim["token"], claim["deliveries"], claim["losses"], claim.get("resting", False)
+def _record(claim: dict[str, Any]) -> tuple[int | bool, ...]:
+    numbers = [claim.get(each, 0) for each in ("token", "deliveries", "losses")]
+    return (*numbers, claim.get("resting", False), claim.get("arriving", False))

@@ -59,9 +59,19 @@ def test_an_unheard_claim_that_plain_kombu_ended_is_not_returned_twice(stage: St
     machine.deliver_without_an_answer(worker=0, seconds=0, arrives=True)
     machine.a_plain_process_sweeps(timeout=0)
     machine.reap(worker=1, limit=100)
-    tag = machine.asking[0].attempt.tag
-    machine.driver(0).return_unclaimed([machine.asking[0].attempt])
-    machine.model.return_unclaimed(tag)
+    machine.return_unclaimed(worker=0, which=0)
+    machine.i0_the_server_is_looked_at()
+    machine.i5_every_message_is_in_one_place()
+
+
+def test_a_message_that_plain_kombu_returned_before_its_claim_is_not_claimed(stage: Stage) -> None:
+    """Arrived, restored by a process with a short timeout: then the claim of its worker comes."""
+    machine = LeaseMachine(stage)
+    machine.publish(failed=False)
+    machine.deliver_without_an_answer(worker=0, seconds=10, arrives=False)
+    machine.time_passes(seconds=5)
+    machine.a_plain_process_sweeps(timeout=0)
+    machine.a_claim_arrives_late(worker=0, which=0)
     machine.i0_the_server_is_looked_at()
     machine.i5_every_message_is_in_one_place()
 

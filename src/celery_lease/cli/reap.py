@@ -93,7 +93,8 @@ def _show(reaped: Sequence[Reaped], verb: str, *, quiet: bool = False) -> None:
 
 def _line(each: Reaped, verb: str) -> str:
     about: Any = each.about
-    what = f"task {about.get('task')}[{about.get('id')}]" if each.leased else f"message {each.tag}"
+    is_task = each.leased and not each.unclaimed
+    what = f"task {about.get('task')}[{about.get('id')}]" if is_task else f"message {each.tag}"
     where = f", queue {each.queue}" if each.queue else ""
     if each.error:
         return f"not {verb} {what}{where}: {each.error}"

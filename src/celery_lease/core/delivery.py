@@ -69,6 +69,7 @@ class Reaped:
     about: Mapping[str, Any]
     leased: bool = True  #: else a plain one, after the broker's visibility timeout
     error: str = ""  #: why it could not be returned; it stays, and is tried again later
+    unclaimed: bool = False  #: it was on its way to a worker that never claimed it
     rested: bool = False  #: it was given up before, and only waited for its time to go back
 
 

@@ -35,9 +35,10 @@ class Attempt:
     queue: str
     deliveries: int
     losses: int
+    arrival: str = ""  #: tag of the record that keeps it until it is claimed, if there is one
 
     @classmethod
-    def of(cls, message: Any, queue: str, key: str) -> Attempt:
+    def of(cls, message: Any, queue: str, key: str, arrival: str = "") -> Attempt:
         """Prepare a kombu *message*'s text so that it can go back without being decoded again."""
         raw = message._raw  # noqa: SLF001
         deliveries, losses = _counters(raw.get("lease"))
@@ -46,7 +47,7 @@ class Attempt:
         info = message.delivery_info
         suffix = f", {dumps(info.get('exchange'))}, {dumps(info.get('routing_key'))}]"
         tag = f"{message.delivery_tag}#{uuid.uuid4().hex[:12]}"
-        return cls(tag, key, counted, suffix, queue, deliveries + 1, losses)
+        return cls(tag, key, counted, suffix, queue, deliveries + 1, losses, arrival)
 
     def record(self, terms: Terms) -> str:
         """What the claim remembers, as JSON: for restoring, and about the holder, for people."""

@@ -1,6 +1,6 @@
 """Kombu's record of unacknowledged messages on one channel, with leases for those that want one.
 
-Messages without a lease take kombu's own path, untouched. What is done with a leased one is
+Messages without a lease are recorded as kombu does it. What is done with a leased one is
 decided by a :class:`~celery_lease.core.delivery.Holder`; this class only tells it what kombu asks.
 
 Uses of kombu internals, as read in 5.5.4 and 5.7.0: ``Channel.qos``,
@@ -15,11 +15,13 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport import redis as kombu_redis
+from kombu.utils.json import dumps
 
 from celery_lease.brokers.redis.arrivals import Arrivals
 from celery_lease.brokers.redis.attempt import Attempt
 from celery_lease.brokers.redis.refusals import will_pass
 from celery_lease.brokers.settling import SettlingQoS
+from celery_lease.core.delivery import Answer
 
 __all__ = ["LeaseQoS", "end_receiving", "lease_messages", "will_pass"]
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Holder
 
-#: Longest wait for the reply to a ``BRPOP``, in seconds; kombu has the server wait for one.
+#: Longest wait for the reply to a request for a message, in seconds; the server has it in a moment.
 LAST_REPLY = 2.0
 
 
@@ -55,12 +57,12 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
         """Record a delivery: under a lease if the holder names terms for it.
 
         Raises:
-            queue.Empty: The claim was not confirmed. The message is on its way back to its queue
+            queue.Empty: The record was not confirmed. The message is on its way back to its queue
                 and nobody here will see it.
         """
         terms = self.holder.terms(message)
         if terms is None:
-            super().append(message, delivery_tag)
+            self._append_plain(message, delivery_tag)
             return
         attempt = Attempt.of(message, *self.arrivals.origin(message))
         claim = self.driver.claim(attempt, terms, self.clock.now())
@@ -72,6 +74,18 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
         self.leased.add(claim.tag)
         super(kombu_redis.QoS, self).append(message, claim.tag)
         self.holder.claimed(claim, message)
+
+    def _append_plain(self, message: Any, delivery_tag: str) -> None:
+        arrival = self.arrivals.tag
+        if not arrival:
+            super().append(message, delivery_tag)
+            return
+        info = message.delivery_info
+        text = dumps([message._raw, info["exchange"], info["routing_key"]])  # noqa: SLF001
+        if self.driver.adopt(arrival, delivery_tag, text) is not Answer.HELD:
+            raise Empty
+        self.arrivals.recorded()
+        super(kombu_redis.QoS, self).append(message, delivery_tag)
 
     def restore_unacked(self, client: Any = None) -> None:
         """Return what nobody will work on any more; the channel is being closed."""
@@ -101,10 +115,10 @@ def lease_messages(channel: Any, driver: RedisDriver, holder: Holder, clock: Clo
 
 
 def end_receiving(channel: Any) -> None:
-    """Read the reply to a ``BRPOP`` under way: a popped message exists nowhere but in it.
+    """Read the reply to a request under way: the message in it would have to wait for a reaper.
 
     Kombu does so when it closes the channel, which in a stopping worker is after its last task.
-    The server answers after a second at most; one that does not is left to kombu.
+    The server answers in a moment; one that does not is left to kombu.
     """
     connection = getattr(channel.client, "connection", None)
     if not channel._in_poll or connection is None:  # noqa: SLF001

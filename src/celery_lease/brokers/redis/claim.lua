@@ -1,13 +1,18 @@
 -- Record a message, just popped from its queue, as held under a lease.
 --
 -- KEYS: unacked index, unacked, leases, claims, last token, refusals
--- ARGV: tag, stored text, seconds, record (a JSON object of at least one field)
--- Returns: the fencing token, or nil if this claim was given up by its asker in the meantime.
+-- ARGV: tag, stored text, seconds, record (a JSON object of at least one field), and the tag of its
+--       arrival or nothing
+-- Returns: the fencing token, or nil if this claim was given up by its asker in the meantime, or the
+--       message was returned to its queue because it was not claimed in time.
 --
 -- The tag names this one delivery, so whoever held the message before knows no name for it: that
 -- is the fence. The score is the expiry itself, in server time, in kombu's own index.
 -- Tokens only grow, also after the server lost its data: none is below the server's clock.
 if redis.call('ZSCORE', KEYS[6], ARGV[1]) then
+  return false
+end
+if ARGV[5] ~= '' and not arrived(ARGV[5]) then
   return false
 end
 local time = redis.call('TIME')

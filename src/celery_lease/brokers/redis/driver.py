@@ -25,7 +25,7 @@ from celery_lease.core.delivery import (
 from celery_lease.core.errors import UnsupportedBroker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import redis
 
@@ -104,7 +104,7 @@ class RedisDriver:
         """Take a message under a lease, or return None if that failed or was not answered."""
         keys = [*self.keys.claims, self.keys.token, self.keys.refusals]
         value = f"[{attempt.payload}{attempt.suffix}"
-        args = [attempt.tag, value, terms.seconds, attempt.record(terms)]
+        args = [attempt.tag, value, terms.seconds, attempt.record(terms), attempt.arrival]
         try:
             token = self._run("claim", keys, args)
         except Exception as exc:  # noqa: BLE001  (whatever it was: the message must not be lost)
@@ -123,6 +123,26 @@ class RedisDriver:
             asked_at=asked_at,
             seconds=terms.seconds,
         )
+
+    def arrive(
+        self, tag: str, seconds: float, lists: Mapping[str, str], *, by_name: bool
+    ) -> tuple[Any, ...]:
+        """Return the command that takes the next message of *lists*: full keys and their queues.
+
+        Args:
+            tag: Names the record that keeps the message until it is claimed or adopted.
+            seconds: How long that may take.
+            lists: In the order in which they are looked at.
+            by_name: The server knows the script already.
+        """
+        script = self._scripts["arrive"]
+        command = ("EVALSHA", script.sha) if by_name else ("EVAL", script.script)
+        keys = [*self.keys.claims, *lists]
+        return (*command, len(keys), *keys, tag, seconds, *lists.values())
+
+    def adopt(self, arrival: str, tag: str, text: str) -> Answer:
+        """Record a message that arrived as kombu records one without a lease."""
+        return self._ask("adopt", self.keys.claims, [arrival, tag, text], 1)[0]
 
     def extend(
         self, renewals: Sequence[Renewal], *, timeout: float = ANSWER_TIMEOUT
@@ -155,7 +175,7 @@ class RedisDriver:
         """Return messages that were popped but maybe never claimed."""
         keys = [*self.keys.claims, self.keys.refusals]
         return [
-            self._ask("unclaim", keys, [each.tag, each.key, each.unclaimed], 1)[0]
+            self._ask("unclaim", keys, [each.tag, each.key, each.unclaimed, each.arrival], 1)[0]
             for each in attempts
         ]
 
@@ -312,4 +332,5 @@ def _reaped(tag: bytes, late: float | bytes, record: bytes, error: bytes) -> Rea
         about=about,
         error=error.decode(errors="replace"),
         rested=about.get("resting", False),
+        unclaimed=about.get("arriving", False),
     )

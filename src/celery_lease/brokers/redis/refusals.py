@@ -22,6 +22,11 @@ PASSING = (
 
 def will_pass(exc: BaseException) -> bool:
     """Whether the same call is likely to be answered later, over another connection."""
-    return isinstance(exc, (ReadOnlyError, OutOfMemoryError)) or (
-        isinstance(exc, ResponseError) and str(exc).startswith(PASSING)
+    if not isinstance(exc, ResponseError):
+        return False
+    # Redis 6 puts what a script met behind where it met it: "Error running script (...): -READONLY".
+    return (
+        isinstance(exc, (ReadOnlyError, OutOfMemoryError))
+        or str(exc).startswith(PASSING)
+        or any(f": -{word}" in str(exc) for word in PASSING)
     )

@@ -5,6 +5,7 @@
 -- and the losses that are true if this delivery ends without a word. It is never decoded here.
 -- An orderly return writes the losses back to what they were before this delivery; a loss leaves
 -- an entry in the message's history, which exists from its first loss on.
+-- What only arrived, and was never claimed, goes back as it came.
 -- Atomic: the message is in its queue, or claimed, never both and never neither.
 local LOSSES_AT, LOSSES_END = 19, 24
 local HISTORY_LENGTH, HISTORY_KEPT = 20, 7 * 86400  -- losses, seconds
@@ -58,7 +59,7 @@ local function restore(tag, loss, push)
   end
   local claim = cjson.decode(record)
   local payload = string.sub(value, 2, -(claim.cut + 1))
-  if not loss then
+  if not loss and not claim.arriving then
     local losses = tonumber(string.sub(payload, LOSSES_AT, LOSSES_END)) - 1
     payload = string.sub(payload, 1, LOSSES_AT - 1) .. string.format('%06d', losses)
       .. string.sub(payload, LOSSES_END + 1)
@@ -70,7 +71,7 @@ local function restore(tag, loss, push)
     redis.call('ZADD', KEYS[1], 'XX', now + 60, tag)
     return false, pushed.err, record
   end
-  if loss and not claim.resting then
+  if loss and not claim.resting and not claim.arriving then
     remember(tag, record, loss)
   end
   settle(tag)

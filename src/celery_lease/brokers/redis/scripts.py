@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from redis.commands.core import Script
 
 NAMES = (
+    "adopt",
+    "arrive",
     "bury",
     "claim",
     "complete",
@@ -21,13 +23,18 @@ NAMES = (
     "sweep",
     "unclaim",
 )
-_RESTORING = frozenset({"bury", "hand_back", "reap", "unclaim"})
+#: What goes before the scripts that want it, in this order.
+_SHARED = {
+    "restore": frozenset({"bury", "hand_back", "reap", "unclaim"}),
+    "arrived": frozenset({"adopt", "claim", "unclaim"}),
+}
 
 
 @cache
 def source(name: str) -> str:
     """Return a script's text, with what it shares with others before it."""
-    parts = ["though_full", *(["restore"] if name in _RESTORING else []), name]
+    shared = [part for part, users in _SHARED.items() if name in users]
+    parts = ["though_full", *shared, name]
     return "".join(files(__package__).joinpath(f"{part}.lua").read_text() for part in parts)
 
 

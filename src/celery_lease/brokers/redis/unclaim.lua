@@ -1,7 +1,7 @@
 -- Return a message that was popped from its queue but whose claim was not answered.
 --
 -- KEYS: unacked index, unacked, leases, claims, refusals
--- ARGV: tag, queue key, payload
+-- ARGV: tag, queue key, payload, and the tag of its arrival or nothing
 -- Returns: 1
 --
 -- The claim may have been made and may even have ended since; it may never be made, or may still
@@ -12,7 +12,7 @@ if redis.call('ZSCORE', KEYS[5], ARGV[1]) then
 end
 if redis.call('HEXISTS', KEYS[4], ARGV[1]) == 1 then
   restore(ARGV[1], false, 'RPUSH')
-else
+elseif ARGV[4] == '' or arrived(ARGV[4]) then
   redis.call('RPUSH', ARGV[2], ARGV[3])
 end
 redis.call('ZADD', KEYS[5], now, ARGV[1])
