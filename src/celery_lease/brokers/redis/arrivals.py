@@ -3,9 +3,9 @@
 Kombu waits with ``BRPOP``: the server takes a message out of its list and sends it, also to a
 worker that was killed a moment ago, or stopped, or cut off, and the message is gone. Here a script
 takes it and records where it is, in one step; what nobody claims within :data:`ARRIVAL` goes back.
-A script cannot wait. So the server is first asked to wait, for as long as :class:`Pause` says, for
-a list that nobody fills; both commands are sent at once, and kombu, which waits for the socket to
-become readable, sees no difference.
+A script cannot wait. So the server is first asked to wait, for as long as :class:`Pause` says, at
+a list that others ring like a bell; both commands are sent at once, and kombu, which waits for the
+socket to become readable, sees no difference.
 
 Kombu does not tell either which list a message came from, and a topic exchange may have put the
 same one into several. And it loses what it cannot read: the error ends the worker, the text is
@@ -120,8 +120,7 @@ class Arrivals:
         commands = [self._driver.arrive(self._tag, ARRIVAL, lists, by_name=self._known)]
         self._paused = self._pause.seconds > 0
         if self._paused:
-            never = self._driver.keys.unacked + NEVER
-            commands.insert(0, ("BLPOP", never, self._pause.seconds))
+            commands.insert(0, ("BLPOP", self._driver.keys.bell, self._pause.seconds))
         connection = channel.client.connection
         channel._in_poll, channel._brpop_sent_at = connection, monotonic()  # noqa: SLF001
         connection.send_packed_command(connection.pack_commands(commands))

@@ -72,6 +72,11 @@ class Keys:
         return f"{self.unacked}.refusals"
 
     @property
+    def bell(self) -> str:
+        """A list to wait at for messages."""
+        return f"{self.unacked}.bell"
+
+    @property
     def graveyards(self) -> str:
         """Names of dead-letter queues."""
         return f"{self.unacked}.dead"
@@ -137,7 +142,7 @@ class RedisDriver:
         """
         script = self._scripts["arrive"]
         command = ("EVALSHA", script.sha) if by_name else ("EVAL", script.script)
-        keys = [*self.keys.claims, *lists]
+        keys = [*self.keys.claims, self.keys.bell, *lists]
         return (*command, len(keys), *keys, tag, seconds, *lists.values())
 
     def adopt(self, arrival: str, tag: str, text: str) -> Answer:

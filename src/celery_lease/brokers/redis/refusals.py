@@ -24,7 +24,7 @@ def will_pass(exc: BaseException) -> bool:
     """Whether the same call is likely to be answered later, over another connection."""
     if not isinstance(exc, ResponseError):
         return False
-    # Redis 6 puts what a script met behind where it met it: "Error running script (...): -READONLY".
+    # Redis 6 first says where a script met it: "Error running script (...): -READONLY ...".
     return (
         isinstance(exc, (ReadOnlyError, OutOfMemoryError))
         or str(exc).startswith(PASSING)
