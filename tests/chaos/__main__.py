@@ -43,7 +43,7 @@ def main() -> int:
     if options.svg:
         title = f"From the last beat to the next run, lease of {LEASE:g} s"
         options.svg.write_text(histogram.svg(verdict.findings.recoveries, title))
-    return 0 if verdict.is_good(forgive_arrival=options.forgive_arrival) else 1
+    return 0 if verdict.is_good() else 1
 
 
 def _stage(options: argparse.Namespace, home: Path) -> Verdict:
@@ -70,8 +70,7 @@ def _tell(verdict: Verdict) -> None:
     print(f"\nseed {verdict.seed}, {verdict.seconds:.0f} s; time to recover:\n")  # noqa: T201
     print(histogram.text(found.recoveries))  # noqa: T201
     for task_id in found.lost:
-        where = "at its arrival" if task_id in verdict.at_arrival else "after its claim"
-        print(f"lost {where}: {task_id}")  # noqa: T201
+        print(f"lost: {task_id}")  # noqa: T201
     for task_id, run, later in found.overlaps:
         print(f"held twice: {task_id}: {run}, {later}")  # noqa: T201
     if verdict.left:
@@ -86,11 +85,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--workers", type=int, default=3, help="default: %(default)s")
     add("--svg", type=Path, help="write the histogram as a picture")
     add("--keep", type=Path, help="keep logs, ledger and the broker's files in this directory")
-    add(
-        "--forgive-arrival",
-        action="store_true",
-        help="messages lost between kombu's pop and their claim do not fail the run",
-    )
     return parser
 
 

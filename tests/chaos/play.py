@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from chaos.app import STEP
 from chaos.crew import Crew
 from chaos.faults import Faults
-from chaos.journal import lost_at_arrival
 from chaos.store import ENV, Store
 from chaos.verdict import Verdict, judge
 from harness.workers import WorkerOptions
@@ -121,13 +120,11 @@ class Chaos:
     def _verdict(self, crew: Crew, faults: Faults, seconds: float) -> Verdict:
         store = Store(self.store.url())
         effects = {task_id: store.effects(task_id) for task_id in self.sent}
-        findings = judge(effects, self.fleet.ledger.entries())
         return Verdict(
             seed=self.options.seed,
             seconds=seconds,
             sent=len(self.sent),
-            findings=findings,
-            at_arrival=lost_at_arrival(self.broker.directory, set(findings.lost)),
+            findings=judge(effects, self.fleet.ledger.entries()),
             staged=faults.staged,
             left=self._left(),
             died=crew.died,

@@ -58,18 +58,14 @@ class Verdict:
     seconds: float
     sent: int
     findings: Findings
-    at_arrival: set[str]  #: those of the lost that were popped and never claimed
     staged: Counter[str]
     left: dict[str, int]  #: entries that the broker still keeps, by key
     died: int
     stuck: int
 
-    def is_good(self, *, forgive_arrival: bool = False) -> bool:
+    def is_good(self) -> bool:
         """Whether nothing was lost, no lease was held twice, and nothing is left behind."""
-        lost = set(self.findings.lost)
-        if forgive_arrival:
-            lost -= self.at_arrival
-        return not (lost or self.findings.overlaps or self.left)
+        return not (self.findings.lost or self.findings.overlaps or self.left)
 
     def table(self) -> str:
         """Return the counts for people, as Markdown tables."""
@@ -77,8 +73,7 @@ class Verdict:
         rows = [
             ("messages sent", self.sent),
             ("completed", found.completed),
-            ("**lost after they were claimed**", len(set(found.lost) - self.at_arrival)),
-            ("lost at their arrival, popped and never claimed", len(self.at_arrival)),
+            ("**lost**", len(found.lost)),
             ("**leases of one message held at once**", len(found.overlaps)),
             ("runs", found.runs),
             ("redelivered", found.redelivered),
