@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from celery import signals, states
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore
 
 from celery_lease.checkpoints import ending as checkpoints
 from celery_lease.confirm import confirm
@@ -58,10 +58,10 @@ class Discarded(Ignore):
     """
 
 
-class HandedOver(Reject, Ignore):
+class HandedOver(Ignore):
     """The outcome of a run that ended because its worker stops; the message goes back.
 
-    Also an ``Ignore``: the one thing that ``autoretry_for=(Exception,)`` lets pass.
+    An ``Ignore``, which ``autoretry_for=(Exception,)`` lets pass and Celery logs in one line.
     """
 
 
@@ -133,7 +133,8 @@ def _run_leased(
             raise TaskCancelled(context.task_id)  # noqa: TRY301
         result = call(context)
     except ShutdownRequested as exc:
-        raise HandedOver(str(exc), True) from None  # noqa: FBT003  (pickled by position)
+        logger.info("%s", exc, extra={"task_id": task.request.id, "task_name": task.name})
+        raise HandedOver(str(exc)) from None
     except TaskCancelled as exc:
         if not may_act(task.app, context, ticket):
             raise _discarded(task, exc) from None

@@ -97,8 +97,19 @@ def stage(setup: Setup, valkey: RedisServer, fleet: WorkerFleet) -> Stage:
 
 def leave(worker: Worker, within: float = 20.0) -> int:
     """Wait for a worker's end; return its exit code."""
-    eventually(lambda: worker.returncode is not None, within, what=f"{worker.hostname} ends")
+    eventually(
+        lambda: worker.returncode is not None,
+        within,
+        what=lambda: f"{worker.hostname} ends:\n{worker.log}",
+    )
     return int(worker.returncode)  # type: ignore[arg-type]
+
+
+def says_nothing_odd(worker: Worker) -> bool:
+    """Whether a worker's log frightens nobody, and sums up its leases once."""
+    assert "Traceback" not in worker.log, worker.log
+    assert worker.log.count("leases at shutdown: ") == 1, worker.log
+    return True
 
 
 @pytest.mark.compat
@@ -120,6 +131,8 @@ def test_what_waits_goes_back_at_once_and_what_runs_completes(stage: Stage, pool
     assert now() - asked < 2.5  # 1 s by the contract
     assert stage.ledger.count("end") == 0
     assert leave(worker) == 0
+    assert says_nothing_odd(worker)
+    assert f"leases at shutdown: {concurrency} completed, " in worker.log
     assert stage.ledger.count("end") == concurrency
     assert stage.queued == 5  # of those that were not started
     assert stage.is_clean()
@@ -173,7 +186,9 @@ STOPS = {
 WAYS = [
     *(("prefork", name) for name in STOPS if name not in ("SIGTERM", "SIGINT", "SIGQUIT, soft")),
     *((pool, "SIGINT") for pool in ("spawn", "threads", "solo")),
-    *((pool, "remapped SIGTERM, soft") for pool in ("threads", "gevent")),
+    *((pool, "SIGQUIT") for pool in ("threads", "gevent", "eventlet")),
+    ("solo", "SIGINT twice"),
+    *((pool, "remapped SIGTERM, soft") for pool in ("threads", "solo", "gevent", "eventlet")),
 ]
 
 
@@ -202,29 +217,14 @@ def test_no_way_to_stop_loses_a_message_or_keeps_anybody_waiting(
         time.sleep(0.3)  # signals that are pending at the same time are one
     eventually(lambda: stage.queued == (1 if stop.completes else 2), 8, what="what waits is back")
     code = leave(worker)
-    assert code in ((0, 1) if stop.code is None else (stop.code,))
+    killed = stop.code == 1 and not stop.completes  # elsewhere the task hands over by itself
+    either = stop.code is None or (killed and pool != "prefork")
+    assert code in ((0, 1) if either else (stop.code,))
     assert now() - asked < 12
+    assert says_nothing_odd(worker)
     assert stage.is_clean()
     assert stage.ledger.count("end") == stop.completes
     assert stage.ledger.count("start") == 1
-    assert stage.losses == 0
-
-
-@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
-def test_a_cold_shutdown_of_a_green_worker_loses_nothing(stage: Stage, pool: str) -> None:
-    """A killed greenlet's task counts as a success in Celery, and would be acknowledged.
-
-    What waits for its place in the pool may get it in the same instant, and then runs to its end.
-    """
-    worker = stage.worker(pool, 1)
-    killed = stage.send("beats", 30)
-    stage.ledger.wait("start")
-    stage.send("beats", 0)
-    os.killpg(worker.pid, signal.SIGQUIT)
-    leave(worker)
-    assert stage.ledger.count("end", killed) == 0
-    assert stage.queued + stage.ledger.count("end") == 2
-    assert stage.is_clean()
     assert stage.losses == 0
 
 
@@ -278,7 +278,8 @@ def test_a_task_out_of_time_is_told_and_its_message_released(stage: Stage, pool:
     worker.term()
     stage.ledger.wait("told", within=8)
     eventually(lambda: stage.queued == 1, 5)
-    leave(worker)
+    assert leave(worker) == 0
+    assert says_nothing_odd(worker)
     assert stage.is_clean()
     assert stage.losses == 0
     assert "1 handed over" in worker.log

@@ -16,6 +16,7 @@ from celery.exceptions import (
     TimeLimitExceeded,
     WorkerLostError,
 )
+from celery.utils import log
 from celery.worker import state
 from celery.worker.request import create_request_cls
 
@@ -40,11 +41,19 @@ class Leases:
         self.end = HELD
         self.lost = False
         self.ticket: Any = {"tag": "tag"}
+        self.ended: list[str] = []
+        self.hurries = 0
 
     def start(self, _tag: str) -> Any:
         if isinstance(self.ticket, Exception):
             raise self.ticket
         return self.ticket
+
+    def end_soon(self, tag: str) -> None:
+        self.ended.append(tag)
+
+    def hurry(self) -> None:
+        self.hurries += 1
 
     def accepted(self, _tag: str, _pid: Any) -> None: ...
 
@@ -170,7 +179,7 @@ def test_success_completes_the_lease_before_the_loop_turns(app: Celery) -> None:
         (Ignore(), True, COMPLETED),
         (Reject("x", requeue=False), True, DROPPED),
         (Reject("x", requeue=True), True, RELEASED),
-        (HandedOver("x", True), True, RELEASED),  # noqa: FBT003
+        (HandedOver("x"), True, RELEASED),
         (WorkerLostError("x"), False, LOST),
         (TimeLimitExceeded(1), False, COMPLETED),
         (Terminated(15), False, COMPLETED),
@@ -257,3 +266,40 @@ def test_a_task_that_celery_cancelled_goes_back(app: Celery) -> None:
     bench.failed(Terminated(15))
     assert bench.leases.end == RELEASED
     assert not bench.is_open()
+
+
+def _pool(kind: str) -> Any:
+    facts = {"__module__": f"celery.concurrency.{kind}", "terminate_job": Mock()}
+    return type("TaskPool", (), facts)()
+
+
+def test_a_cold_shutdown_kills_the_process_of_a_task_and_returns_its_message(app: Celery) -> None:
+    """The message goes back once, by the keeper: nothing is sent inside of a signal handler."""
+    bench, pool = Bench(app), _pool("prefork")
+    bench.request.on_accepted(4711, 1.0)
+    with log.in_sighandler():
+        bench.request.cancel(pool)
+    assert pool.terminate_job.call_args.args[0] == 4711
+    assert (bench.leases.ended, bench.leases.hurries) == (["tag"], 0)
+
+
+@pytest.mark.parametrize("kind", ["thread", "solo", "gevent", "eventlet"])
+def test_a_cold_shutdown_leaves_a_task_of_another_pool_no_time(app: Celery, kind: str) -> None:
+    """Celery's attempt to kill it would fail the task that the signal interrupted (solo), or
+    count as its success (gevent, eventlet).
+    """
+    bench, pool = Bench(app), _pool(kind)
+    bench.request.on_accepted(4711, 1.0)
+    with log.in_sighandler():
+        bench.request.cancel(pool)
+    assert not pool.terminate_job.called
+    assert (bench.leases.ended, bench.leases.hurries) == ([], 1)
+
+
+def test_a_lost_connection_cancels_no_leased_task(app: Celery) -> None:
+    """A lease outlives the connection, also where Celery cancels on its loss."""
+    bench, pool = Bench(app), _pool("prefork")
+    bench.request.on_accepted(4711, 1.0)
+    bench.request.cancel(pool)
+    assert not pool.terminate_job.called
+    assert (bench.leases.ended, bench.leases.hurries) == ([], 0)

@@ -210,6 +210,31 @@ def test_each_task_has_its_own_time(bench: Stopping) -> None:
     assert bench.pool.ended == ["other", "patient"]
 
 
+def test_a_cold_shutdown_leaves_no_task_any_time(bench: Stopping) -> None:
+    """Told at once, ended two seconds later, whatever its own option says."""
+    held = bench.run(policy=PATIENT)
+    bench.stop()
+    bench.look(1.0)
+    assert bench.told(held) == 0
+    bench.shutdown.hurry()
+    bench.look()
+    assert bench.told(held) == beatboard.FLAG_SHUTDOWN
+    bench.look(TOLD)
+    assert bench.pool.ended == ["a"]
+
+
+def test_a_soft_shutdown_leaves_a_task_its_own_time_or_less(bench: Stopping) -> None:
+    """The earliest end counts, of several that were asked for and of the task's own."""
+    patient, other = bench.run("patient", policy=PATIENT), bench.run("other")
+    bench.stop()
+    for seconds in (20.0, 15.0, 25.0):
+        bench.shutdown.hurry(seconds)
+    bench.look(10.0)
+    assert (bench.told(patient), bench.told(other)) == (0, beatboard.FLAG_SHUTDOWN)
+    bench.look(5.0)
+    assert bench.told(patient) == beatboard.FLAG_SHUTDOWN
+
+
 def test_a_told_task_that_hands_over_is_not_ended(bench: Stopping) -> None:
     """Its process says so on the board; its message goes back and counts as handed over."""
     held = bench.run(policy=INTERRUPTIBLE)

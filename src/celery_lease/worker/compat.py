@@ -1,4 +1,4 @@
-"""Every use of a Celery internal that the worker parts make, in one place.
+"""Every use of a Celery internal that the worker parts make, in one place; but :mod:`.stops`.
 
 Read in Celery 5.5.3 and 5.7.0; ``tests/unit/test_compat.py`` notices when one of them changes.
 """
@@ -6,28 +6,28 @@ Read in Celery 5.5.3 and 5.7.0; ``tests/unit/test_compat.py`` notices when one o
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
-from celery.apps import worker as worker_app
 from celery.apps.worker import Worker
-from celery.platforms import EX_FAILURE, signals
+from celery.platforms import EX_FAILURE
 from celery.utils import log
 from celery.worker import state
 from celery.worker.request import Request
 
-from celery_lease.core.clock import SystemClock
 from celery_lease.worker import diagnosis
 from celery_lease.worker.processes import is_gone
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from celery.worker import WorkController
     from celery.worker.consumer import Consumer
 
@@ -183,23 +183,26 @@ class Ender:
     failed: Callable[[], None]  #: let the worker's exit code say that tasks had to be ended
 
 
-def ender(consumer: Consumer) -> Ender:
-    """Return what this worker's pool can do about a task that does not end by itself."""
+def ender(consumer: Consumer, leave_now: Callable[[], None]) -> Ender:
+    """Return what this worker's pool can do about a task that does not end by itself.
+
+    To be called by the main thread, or under gevent and eventlet by the main greenlet.
+    """
 
     def end(held: Held, release: Callable[[], None]) -> bool:
         return _end_task(consumer.pool, held.pid, release)
 
     def leave() -> None:
-        if owns_process and not _runs_plain_tasks():
-            _leave()
+        if owns_process and not runs_plain_tasks():
+            leave_now()
 
     def hangs() -> bool:
-        return not _runs_plain_tasks() and _is_in_kombu(main)
+        return not runs_plain_tasks() and _is_in_kombu(main_frame())
 
     def failed() -> None:
         consumer.controller.exitcode = EX_FAILURE  # type: ignore[attr-defined]
 
-    main = threading.get_ident()
+    main_frame = _frame_of_this(consumer.pool)
     # A worker embedded in a program, as in users' tests, must not end that program.
     owns_process = isinstance(consumer.controller, Worker)  # type: ignore[attr-defined]
     return Ender(end, leave, hangs, failed)
@@ -221,9 +224,9 @@ class Pool:
     leave: Callable[[], None]  #: end the worker although tasks still run in it
 
 
-def watched(consumer: Consumer) -> Pool:
-    """Return what the watchdog sees of this worker's pool, and can do to it."""
-    ends, pool = ender(consumer), consumer.pool
+def watched(consumer: Consumer, ends: Ender) -> Pool:
+    """Return what the watchdog sees of this worker's pool, and can do to it by *ends*."""
+    pool = consumer.pool
 
     def diagnose(held: Held) -> diagnosis.Diagnosis:
         if alone and held.pid is not None:
@@ -231,7 +234,7 @@ def watched(consumer: Consumer) -> Pool:
         greenlet = getattr(pool, "_pool_map", {}).get(held.pid)
         return diagnosis.of_thread(held.lease.claim.tag, getattr(greenlet, "gr_frame", None))
 
-    alone = _kind(pool) == "prefork"
+    alone = kind(pool) == "prefork"
     return Pool(
         slots=lambda: int(pool.num_processes),
         running=_running_tags,
@@ -248,7 +251,8 @@ def _running_tags() -> set[str]:
     return {lease.tag for lease in _active_leases() if lease is not None}
 
 
-def _runs_plain_tasks() -> bool:
+def runs_plain_tasks() -> bool:
+    """Whether a task without a lease runs in this worker."""
     return None in _active_leases()
 
 
@@ -258,8 +262,16 @@ def _active_leases() -> list[Any]:
             return [getattr(each, "lease", None) for each in state.active_requests]
 
 
-def _is_in_kombu(thread: int) -> bool:
-    frame = sys._current_frames().get(thread)  # noqa: SLF001  (documented, despite its name)
+def _frame_of_this(pool: Any) -> Callable[[], FrameType | None]:
+    """Return how others find out what this thread, or this greenlet, is doing."""
+    if pool.is_green:
+        this: Any = import_module("greenlet").getcurrent()  # only there where it is needed
+        return lambda: this.gr_frame
+    thread = threading.get_ident()
+    return lambda: sys._current_frames().get(thread)  # noqa: SLF001  (documented)
+
+
+def _is_in_kombu(frame: FrameType | None) -> bool:
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("kombu.transport."):
             return True
@@ -274,7 +286,8 @@ def send_event(consumer: Consumer, kind: str, fields: Mapping[str, object]) -> N
         dispatcher.send(kind, **fields)
 
 
-def _kind(pool: Any) -> str:
+def kind(pool: Any) -> str:
+    """Return the name of the module that a pool's class is from."""
     return type(pool).__module__.rpartition(".")[2]
 
 
@@ -284,67 +297,16 @@ def _end_task(pool: Any, pid: int | None, release: Callable[[], None]) -> bool:
     A process is gone before its message is released. A killed greenlet's task counts as a success
     in Celery's green pools, which would acknowledge: its message is released before.
     """
-    kind = _kind(pool)
+    name = kind(pool)
     gone = False
-    if kind == "prefork" and pid is not None:
+    if name == "prefork" and pid is not None:
         pool.terminate_job(pid, signal.SIGKILL)
         gone = is_gone(pid, DEATH)
     release()
-    if kind in {"gevent", "eventlet"} and pid is not None:
+    if name in {"gevent", "eventlet"} and pid is not None:
         pool.terminate_job(pid)
         gone = True
     return gone
-
-
-def _leave() -> None:
-    """End this process although threads of it run on; its children die with it.
-
-    Nothing that is registered at exit is run, but for the restart that a SIGHUP asked for.
-    """
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    if _restarts:
-        worker_app._reload_current_worker()  # type: ignore[attr-defined]  # noqa: SLF001
-    os._exit(EX_FAILURE)
-
-
-_restarts: list[int] = []  #: the SIGHUPs that asked for a restart
-
-
-def note_restarts() -> None:
-    """Take note of Celery's restart by SIGHUP, which it leaves to the interpreter's exit."""
-    sighup = getattr(signal, "SIGHUP", None)
-    handler: Any = None if sighup is None else signal.getsignal(sighup)
-    if getattr(handler, "__name__", "") != "restart_worker_sig_handler":
-        return
-
-    def restart_worker(signum: int, frame: Any) -> None:
-        _restarts.append(signum)
-        handler(signum, frame)
-
-    signals["SIGHUP"] = restart_worker
-
-
-def bound_end(consumer: Consumer, seconds: float, leave: Callable[[], None]) -> None:
-    """Call *leave* if the consumer does not close its connections within *seconds*.
-
-    A broker that is silent without having hung up keeps a warm shutdown for ever otherwise. No task
-    runs any more by then.
-    """
-    shutdown = consumer.shutdown
-
-    def bounded_shutdown() -> None:
-        timer = threading.Timer(seconds, leave)
-        timer.daemon = True
-        timer.start()
-        try:
-            shutdown()
-        finally:
-            timer.cancel()
-
-    consumer.shutdown = bounded_shutdown  # type: ignore[method-assign]
 
 
 def reconnect_after(consumer: Consumer, will_pass: Callable[[Exception], bool]) -> None:
@@ -362,30 +324,3 @@ def reconnect_after(consumer: Consumer, will_pass: Callable[[Exception], bool]) 
             raise
 
     blueprint.start = start_again
-
-
-def shorten_soft_shutdown(
-    consumer: Consumer, begin: Callable[[], None], is_idle: Callable[[], bool]
-) -> None:
-    """Let a worker's soft shutdown begin with *begin*, and end when nothing runs any more.
-
-    Celery sleeps for its whole length, inside the signal handler, where it hears of no task's end.
-    It still does so for plain tasks, of which nothing is known there.
-    """
-    worker = consumer.controller  # type: ignore[attr-defined]
-    celerys: Callable[[], None] = worker.wait_for_soft_shutdown
-
-    def wait_for_soft_shutdown() -> None:
-        timeout = consumer.app.conf.worker_soft_shutdown_timeout
-        plain = _runs_plain_tasks()
-        begin()
-        if timeout <= 0 or plain or (is_idle() and not state.active_requests):
-            celerys()
-            return
-        logger.warning("Initiating Soft Shutdown, terminating in %s seconds at most", timeout)
-        clock, rest = SystemClock(), threading.Event()
-        ends = clock.now() + timeout
-        while clock.now() < ends and not is_idle():
-            rest.wait(0.05)
-
-    worker.wait_for_soft_shutdown = wait_for_soft_shutdown

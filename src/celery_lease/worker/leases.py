@@ -59,6 +59,7 @@ class Leases:
         self.loop_alive = self.keeper_seen = self.loop_seen  #: for probes; the keeper writes both
         self.loop_is_task = False  #: tasks run in the main loop (solo): their beats are its life
         self.on_claimed: Callable[[Lease], None] = lambda _: None
+        self.hurry: Callable[[], None] = lambda: None  #: tasks in flight have no more time
         #: Where a queue's dead letters go; None: the broker has an order of its own for them.
         self.dead_letter_queue_of: Callable[[str], str] | None = None
         self._policies = policies

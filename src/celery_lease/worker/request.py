@@ -22,7 +22,7 @@ from celery.worker.request import Request
 
 from celery_lease.core.board import BoardFull
 from celery_lease.core.errors import TooManyDeliveries
-from celery_lease.outcome import Cancelled, Discarded
+from celery_lease.outcome import Cancelled, Discarded, HandedOver
 from celery_lease.worker import compat, poison
 
 if TYPE_CHECKING:
@@ -128,6 +128,10 @@ class LeasedRequest(Request):
         if self.lease is not None and self._came_to_nothing(exc, return_ok):
             self._drop(self.lease)
             return
+        if isinstance(exc, HandedOver):
+            compat.mark_ready(self)
+            self.reject(requeue=True)
+            return
         super().on_failure(exc_info, send_failed_event, return_ok)
         if isinstance(exc, Cancelled):
             self._tell_cancelled()
@@ -169,11 +173,11 @@ class LeasedRequest(Request):
         if self.lease is None:
             super().cancel(pool, signal, **options)
         elif compat.in_signal_handler() and not self.lease.leases.is_lost(self.lease.tag):
-            # A killed greenlet's task counts as a success in Celery's green pools, and would be
-            # acknowledged: its lease ends before. A process's ends when the process does.
-            if pool.is_green:
-                self.lease.leases.door_closed = True  # its place is free then, for the next one
-                self.lease.leases.end_soon(self.lease.tag)
+            if compat.kind(pool) != "prefork":
+                # No other pool can end a task from inside of a signal handler, which may stand in
+                # the task itself; Celery's attempt would fail it.
+                self.lease.leases.hurry()
+                return
             super().cancel(pool, signal, **options)
             self.lease.leases.end_soon(self.lease.tag)
 

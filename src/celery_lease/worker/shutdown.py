@@ -3,7 +3,8 @@
 ::
 
     asked to stop ─► what waits goes back ─► interruptible tasks are told
-                                          ─► each task has its lease_shutdown_timeout
+                                          ─► each task has its lease_shutdown_timeout;
+                                             after a cold shutdown's signal it has none
                                           ─► out of time: told at its next beat ─► ended, released
                   ─► nothing runs, and the broker is silent for 10 s: the worker leaves
 
@@ -49,6 +50,7 @@ class Shutdown:
     ender: Ender
     asked: bool = False  #: set by :meth:`ask`, never unset
     _since: float | None = None
+    _latest: float | None = None  # when no task has any time left, whatever its own option says
     _before: Counter[Ending] = field(default_factory=Counter)
     _disowned: int = 0
     _told: set[str] = field(default_factory=set)
@@ -60,6 +62,11 @@ class Shutdown:
         if not self.asked:
             self._before = Counter(self.leases.endings)
             self.asked = True
+
+    def hurry(self, seconds: float = 0.0) -> None:
+        """Give no task more than *seconds* from now on. Safe in a signal handler."""
+        latest = self.leases.clock.now() + seconds
+        self._latest = latest if self._latest is None else min(latest, self._latest)
 
     def run_once(self) -> float:
         """Do what is due; return the seconds until the next look."""
@@ -85,9 +92,12 @@ class Shutdown:
 
         At each pass: a process may have taken a task from the pool's queue just as the door closed.
         """
-        over = self._waited() - held.lease.policy.shutdown_timeout
+        waited, now = self._waited(), self.leases.clock.now()
+        over = waited - held.lease.policy.shutdown_timeout
+        if self._latest is not None:
+            over = max(over, now - self._latest)
         if over >= TOLD:
-            self._end(held)
+            self._end(held, waited)
         elif over >= 0 or held.lease.policy.interruptible:
             self._tell(held)
 
@@ -112,14 +122,14 @@ class Shutdown:
             self._told.add(held.lease.claim.tag)
             self.leases.tell(held, beatboard.FLAG_SHUTDOWN)
 
-    def _end(self, held: Held) -> None:
+    def _end(self, held: Held, waited: float) -> None:
         lease = held.lease
         logger.warning(
             "task %s[%s] still runs %g s after the worker was asked to stop: ended, "
             "its message returned",
             lease.name,
             lease.task_id,
-            lease.policy.shutdown_timeout + TOLD,
+            round(waited, 1),
             extra={"task_id": lease.task_id, "task_name": lease.name, "lease": lease.claim.tag},
         )
 

@@ -23,7 +23,7 @@ from celery_lease import brokers, settings
 from celery_lease.core.board import Board
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.errors import LeaseError
-from celery_lease.worker import compat
+from celery_lease.worker import compat, stops
 from celery_lease.worker.about import versions
 from celery_lease.worker.drain import Drain
 from celery_lease.worker.health import HealthServer, health_of
@@ -122,21 +122,20 @@ class LeaseConsumer(bootsteps.StartStopStep):
             consumer.leases = self.leases  # type: ignore[attr-defined]
             if self.leases.driver.capabilities.buries:
                 self.leases.dead_letter_queue_of = loaded.dead_letter_queue_of
-            ender = compat.ender(consumer)
+            ender = compat.ender(consumer, stops.leave)
             self._shutdown = Shutdown(self.leases, ender)
-            compat.bound_end(consumer, SILENCE, ender.leave)
-            compat.note_restarts()
+            self.leases.hurry = self._shutdown.hurry
+            stops.bound_end(consumer, SILENCE, ender.leave)
+            stops.note_restarts()
+            stops.tame_cold_shutdown(consumer, self.leases, self._shutdown, self._ask_to_stop)
             connection = consumer.app.connection_for_read()  # never opened
             compat.reconnect_after(consumer, lambda exc: brokers.will_pass(connection, exc))
-            compat.shorten_soft_shutdown(
-                consumer, self._ask_to_stop, lambda: not len(self.leases or ())
-            )
             worker_shutting_down.connect(self._ask_to_stop, sender=consumer.hostname)
             self._drain = Drain(self.leases, self._shutdown, lambda: self._clear_soon(consumer))
             consumer.lease_drain = self._drain  # type: ignore[attr-defined]
             self._loop_interval = min([LOOP_INTERVAL, *(LOOP_SHARE * each for each in extensions)])
             self.health = _health_server(self.leases, loaded)
-            self.watchdog = Watchdog(self.leases, compat.watched(consumer))
+            self.watchdog = Watchdog(self.leases, compat.watched(consumer, ender))
             self._stand_in = StandIn(consumer, self.leases, self._shutdown)
             consumer.lease_silent = self._start_services(  # type: ignore[attr-defined]
                 self.leases, self._shutdown, loaded.reaper_interval_for(extensions)
