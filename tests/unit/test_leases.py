@@ -79,14 +79,21 @@ def test_starting_twice_takes_one_record(bench: Bench) -> None:
 
 
 def test_a_full_board_is_told_and_changes_nothing(bench: Bench) -> None:
-    """The message can then be handed back as one that never started."""
+    """The message can then be handed back as one that never started; none is taken till one ends.
+
+    Else it would come back at once, and again.
+    """
     bench.leases.board = bench.board = Board.create(2, epoch=0.0)
+    assert not bench.leases.backlogged
     bench.run("a")
     bench.receive("b")
     with pytest.raises(BoardFull):
         bench.leases.start("b")
     bench.leases.hand_back(["b"])
     assert bench.driver.sent("hand_back") == ["b"]
+    assert bench.leases.backlogged
+    bench.leases.complete("a")
+    assert not bench.leases.backlogged
 
 
 def test_a_start_that_the_pool_tells_late_is_dated_by_the_task(bench: Bench) -> None:

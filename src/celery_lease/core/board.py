@@ -188,6 +188,11 @@ class Board:
         self.memory[start : start + RECORD_BYTES] = _BLANK
         return slot
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no record left to lend."""
+        return self._lending.is_all_lent
+
     def give_back(self, slot: Slot) -> None:
         """Take a record back; it is lent again only after all others that rest now."""
         self.numbers[slot.first + GATE] = 0.0

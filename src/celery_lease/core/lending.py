@@ -19,7 +19,7 @@ class Lending:
 
     def __init__(self, records: int) -> None:
         self._records = records
-        self._lock = threading.Lock()  # guards the two lists below; take and give_back hold it
+        self._lock = threading.Lock()  # guards the two lists below; held by every method
         self._resting: deque[int] = deque()
         self._generations = [0]  # of the records in use so far; record 0 is the worker's own
 
@@ -38,6 +38,12 @@ class Lending:
             self._generations.append(0)
             return unused
         return self._resting.popleft() if self._resting else None
+
+    @property
+    def is_all_lent(self) -> bool:
+        """Whether every record is in use."""
+        with self._lock:
+            return len(self._generations) >= self._records and not self._resting
 
     def give_back(self, index: int) -> None:
         """Take a record back; it is lent again only after all others that rest now."""

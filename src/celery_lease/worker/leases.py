@@ -138,8 +138,8 @@ class Leases:
 
     @property
     def backlogged(self) -> bool:
-        """Whether nothing more is to be taken: the broker refuses what is to go back, or we do."""
-        return self._homeless > 0 or self.door_closed
+        """Whether nothing more is to be taken: it could not go back, be started, or be wanted."""
+        return self._homeless > 0 or self.door_closed or self.board.is_full
 
     def _return_unclaimed(self, attempts: list[Any]) -> list[Answer]:
         answers = self.driver.return_unclaimed(attempts)

@@ -84,7 +84,12 @@ class LeasedRequest(Request):
                 self._drop(lease)
             raise TaskRevokedError(self.id) from None
         except BoardFull:
-            logger.exception("no room for task %s[%s]: handed back", self.name, self.id)
+            logger.warning(
+                "no room for task %s[%s]: too many are in this worker's pool; handed back, and "
+                "nothing more is taken until one ends. Lower worker_prefetch_multiplier",
+                self.name,
+                self.id,
+            )
             lease.leases.hand_back([lease.tag])
             ticket = None
         if ticket is None:
