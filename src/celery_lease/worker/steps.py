@@ -100,6 +100,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
         self._services: list[Service] = []
         self._urgent: list[Service] = []  #: what has to know at once that the worker stops
         self._loop_interval = LOOP_INTERVAL
+        self._looks_at = 0.0  # when the keeper does so next; it writes, the main thread reads
         self._end_ticks: Callable[[], None] = lambda: None
         self._shutdown: Shutdown | None = None
         self._drain: Drain | None = None
@@ -217,7 +218,9 @@ class LeaseConsumer(bootsteps.StartStopStep):
             if compat.is_stopping():
                 shutdown.ask()
             wait = keeper.run_once().wait
-            return min(wait, shutdown.run_once()) if shutdown.asked else wait
+            wait = min(wait, shutdown.run_once()) if shutdown.asked else wait
+            self._looks_at = leases.clock.now() + wait
+            return wait
 
         def reap() -> float:
             try:
@@ -247,8 +250,11 @@ class LeaseConsumer(bootsteps.StartStopStep):
         return keeper
 
     def _hurry(self, lease: Lease) -> None:
-        """Let the keeper look at a short lease now rather than when its longest wait is over."""
-        if lease.policy.interval < 4 * LONGEST_WAIT:
+        """Let the keeper look at a short lease now if it would only do so too late.
+
+        Not at each: it looks at all leases, and one wait as short as this lease's is enough.
+        """
+        if self._looks_at > lease.claim.asked_at + lease.policy.interval / 4:
             self._services[0].wake()
 
     def _see_loop(self, consumer: Consumer) -> None:
