@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 
 #: What each broker's driver can do; a further driver adds a line, and below how to get a bench.
 #: A test that ``needs`` more than a driver has is not made for it.
+#:
+#: reaps: it returns expired leases, of anybody. tells: losses are told from orderly returns.
+#: outlives: leases outlive the channel by which their message came.
 BROKERS = {
-    "valkey": {"reaps"},
-    "redis_server": {"reaps"},
-    "pgmq": set[str](),
-    "memory": {"reaps"},
+    "valkey": {"reaps", "tells", "outlives"},
+    "redis_server": {"reaps", "tells", "outlives"},
+    "pgmq": {"tells", "outlives"},
+    "rabbitmq": set[str](),
+    "memory": {"reaps", "tells", "outlives"},
 }
 if find_spec("kombu.transport.pgmq") is None:  # before kombu 5.7
     del BROKERS["pgmq"]
@@ -38,6 +42,10 @@ def driver_under_test(request: pytest.FixtureRequest) -> Iterator[Bench]:
     """A bench at an empty broker."""
     if request.param == "pgmq":
         bench = request.getfixturevalue("postgres").fresh_database().bench()
+    elif request.param == "rabbitmq":
+        bench = request.getfixturevalue("rabbitmq").bench()
+        with bench.channel() as channel:
+            channel.queue_delete("q")
     elif request.param == "memory":
         bench = empty_memory()
     else:

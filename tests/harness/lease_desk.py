@@ -83,10 +83,16 @@ class Desk:
         declared = [Queue(queue) if isinstance(queue, str) else queue for queue in queues or ("q",)]
         self.consumer = Consumer(self.channel, declared, on_message=self.received.append)
         self.consumer.qos(prefetch_count=prefetch)
-        self.consumer.consume()
+        self.consumes = False
 
     def turn(self, seconds: float = 0.2) -> None:
-        """Let the connection work until something happened, but not longer than that."""
+        """Let the connection work until something happened, but not longer than that.
+
+        The first turn begins to consume: until then no broker gives it anything.
+        """
+        if not self.consumes:
+            self.consumes = True
+            self.consumer.consume()
         with contextlib.suppress(TimeoutError):
             self.connection.drain_events(timeout=seconds)
 
@@ -120,6 +126,7 @@ class Desk:
 
     def stop(self) -> None:
         """Take nothing more."""
+        self.consumes = True
         self.consumer.cancel()
 
     def __enter__(self) -> Self:

@@ -52,6 +52,15 @@ def rabbitmq_home() -> str | None:
     return None
 
 
+class RabbitBench(Bench):
+    """Consumers of one node."""
+
+    def waiting(self, queue: str = "q") -> int:
+        """Return how many messages wait in a queue, however it was declared."""
+        with self.channel() as channel:
+            return int(channel.queue_declare(queue, passive=True).message_count)
+
+
 class RabbitServer(LocalProcess):
     """One node with what it needs of Erlang: its own name daemon, cookie and directories."""
 
@@ -92,7 +101,7 @@ class RabbitServer(LocalProcess):
 
     def _answers(self) -> bool:
         assert self.returncode is None, f"RabbitMQ ended:\n{self.log}"
-        with suppress(OSError, OperationalError), Bench(self.url).channel():
+        with suppress(OSError, OperationalError), self.bench().channel():
             return True
         return False
 
@@ -124,9 +133,9 @@ class RabbitServer(LocalProcess):
         """Close all connections, as an operator or a failing node does."""
         self.control("close_all_connections", "test")
 
-    def bench(self, **options: Any) -> Bench:
+    def bench(self, **options: Any) -> RabbitBench:
         """Return consumers and publishers of the test's own process."""
-        return Bench(self.url, options)
+        return RabbitBench(self.url, options)
 
     def setup(self, queue: str, arguments: Mapping[str, Any] | None = None, **conf: Any) -> Setup:
         """Return the Celery setup of a worker on one queue, declared with *arguments*."""
@@ -141,8 +150,7 @@ class RabbitServer(LocalProcess):
 
     def ready(self, queue: str) -> int:
         """Return how many messages of a queue are with no consumer."""
-        with Bench(self.url).channel() as channel:
-            return int(channel.queue_declare(queue, passive=True).message_count)
+        return self.bench().waiting(queue)
 
     def wait_empty(self, queue: str) -> None:
         """Return once nothing is left of a queue, with consumers neither."""

@@ -12,13 +12,14 @@ from kombu import Queue
 
 from celery_lease import brokers
 from celery_lease.core.delivery import Answer
-from harness.lease_desk import Bench, bodies
+from harness.lease_desk import bodies
 from harness.rabbitmq import QUORUM
 from harness.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from harness.lease_desk import Bench
     from harness.rabbitmq import RabbitServer
 
 pytestmark = pytest.mark.compat
@@ -29,7 +30,7 @@ _numbers = itertools.count(1)
 @pytest.fixture
 def bench(rabbitmq: RabbitServer) -> Iterator[Bench]:
     """Consumers and publishers."""
-    bench = Bench(rabbitmq.url)
+    bench = rabbitmq.bench()
     yield bench
     bench.close()
 
@@ -38,12 +39,6 @@ def bench(rabbitmq: RabbitServer) -> Iterator[Bench]:
 def queue(request: pytest.FixtureRequest) -> Queue:
     """A queue of this test, of either kind."""
     return Queue(f"driver{next(_numbers)}", queue_arguments=request.param)
-
-
-def waiting(bench: Bench, name: str) -> int:
-    """Return how many messages wait in a queue, however it was declared."""
-    with bench.channel() as channel:
-        return int(channel.queue_declare(name, passive=True).message_count)
 
 
 def test_a_former_holder_touches_nothing_and_is_told(bench: Bench, queue: Queue) -> None:
@@ -112,9 +107,9 @@ def test_what_is_dropped_is_the_queues_own_to_dead_letter(bench: Bench, queue: Q
     dropped.reject()
     done.ack()
     assert desk.holder.answers == [Answer.HELD, Answer.HELD]
-    eventually(lambda: waiting(bench, dead) == 1)
+    eventually(lambda: bench.waiting(dead) == 1)
     assert desk.receives_nothing(0.2)
-    assert waiting(bench, dead) == 1
+    assert bench.waiting(dead) == 1
 
 
 def test_a_holder_that_takes_nothing_more_gets_nothing_more(bench: Bench, queue: Queue) -> None:
@@ -153,6 +148,7 @@ def test_a_holder_that_takes_nothing_more_does_not_begin_to(bench: Bench, queue:
 def test_a_cancelled_consumer_does_not_come_back(bench: Bench, queue: Queue) -> None:
     """A holder's pause is not the end of what somebody else has ended."""
     desk = bench.desk(queue)
+    desk.turn()
     desk.holder.backlogged = True
     brokers.turn(desk.channel)
     desk.stop()
@@ -176,7 +172,7 @@ def test_threads_settle_while_another_reads(bench: Bench) -> None:
     with ThreadPoolExecutor(8) as threads:
         settled = [threads.submit(settle, desk.receive()[0]) for _ in range(count)]
     assert {each.result() for each in settled} == {Answer.HELD}
-    eventually(lambda: waiting(bench, queue.name) == 0)
+    eventually(lambda: bench.waiting(queue.name) == 0)
     desk.close()
     with bench.desk(queue) as other:
         assert other.receives_nothing()
