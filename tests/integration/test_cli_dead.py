@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from click.testing import CliRunner
 
-from celery_lease.cli import lease
 from harness.lease_desk import Bench
 from harness.ledger import ENV
 from harness.processes import LocalProcess
+from harness.shell import Shell
 from harness.waiting import eventually
 from harness.workers import TESTS
 
@@ -21,34 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from celery import Celery
-
     from harness.setup import Setup
 
 pytestmark = pytest.mark.compat
 
 TASKS = ("t1", "t2", "t3")
-
-
-class Shell:
-    """Runs ``celery -A proj lease`` in the test's process, with an app of the test's own."""
-
-    def __init__(self, app: Celery) -> None:
-        self.app = app
-
-    def fails(self, *args: str) -> str:
-        """Run a command that has to fail and return what it said."""
-        result = self._run(args)
-        assert result.exit_code, result.output
-        return str(result.output)
-
-    def __call__(self, *args: str, **options: Any) -> str:
-        result = self._run(args, **options)
-        assert result.exit_code == 0, result.output
-        return str(result.output)
-
-    def _run(self, args: tuple[str, ...], **options: Any) -> Any:
-        return CliRunner().invoke(lease, args, obj=SimpleNamespace(app=self.app), **options)
 
 
 @pytest.fixture

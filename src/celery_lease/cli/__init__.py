@@ -12,6 +12,7 @@ from .doctor import doctor
 from .drain import drain
 from .group import group
 from .reap import reap
+from .status import status
 
 
 @click.group()
@@ -24,5 +25,6 @@ lease.add_command(doctor)
 lease.add_command(drain)
 lease.add_command(group)
 lease.add_command(reap)
+lease.add_command(status)
 
 __all__ = ["lease"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from kombu.exceptions import KombuError
 
 from celery_lease import brokers
 from celery_lease.core.errors import UnsupportedBroker
@@ -17,6 +18,45 @@ if TYPE_CHECKING:
 
     from celery_lease.core.delivery import Driver
 
+#: Seconds that a broker has to answer a command, before it counts as away.
+PATIENCE = 5.0
+
+
+class BrokerAway(click.ClickException):
+    """The broker cannot be reached, or does not answer."""
+
+    exit_code = 69  #: EX_UNAVAILABLE, as of Celery's own commands
+
+    def __init__(self, connection: Any, reason: object) -> None:
+        super().__init__(
+            f"broker {connection.as_uri()} does not answer: {str(reason).rstrip('.')}. Is it "
+            "running, and is broker_url right?"
+        )
+
+
+@contextmanager
+def reached(connection: Any) -> Iterator[Any]:
+    """Yield a kombu connection that is open, and say in one line if its broker is away.
+
+    Raises:
+        BrokerAway: It cannot be reached, or does not answer for 5 s.
+    """
+    with connection:
+        if connection.transport.driver_type == "redis":  # by itself it waits for ever
+            bounds = {"socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE}
+            connection.transport_options = {**bounds, **(connection.transport_options or {})}
+        try:
+            connection.ensure_connection(max_retries=1, interval_start=0.2)
+            yield connection
+        except BrokenPipeError:
+            raise  # of whoever reads what is printed
+        except _errors_of(connection) as exc:
+            raise BrokerAway(connection, exc) from exc
+
+
+def _errors_of(connection: Any) -> tuple[type[BaseException], ...]:
+    return (*connection.connection_errors, *connection.channel_errors, KombuError, OSError)
+
 
 @contextmanager
 def driver_of(app: Celery, ability: str) -> Iterator[Driver]:
@@ -25,12 +65,10 @@ def driver_of(app: Celery, ability: str) -> Iterator[Driver]:
     Raises:
         click.ClickException: The broker cannot be reached, or does that by itself.
     """
-    with app.connection_for_read() as connection:
+    with reached(app.connection_for_read()) as connection:
         try:
-            brokers.check(connection)
-            connection.ensure_connection(max_retries=1)
             driver = brokers.driver(connection.default_channel)
-        except (UnsupportedBroker, OSError) as exc:
+        except UnsupportedBroker as exc:
             raise click.ClickException(str(exc)) from exc
         try:
             if not getattr(driver.capabilities, ability):

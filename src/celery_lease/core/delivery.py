@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from celery_lease.core.dead import DeadLetters
+    from celery_lease.core.records import Records
 
 
 class Answer(Enum):
@@ -85,6 +86,7 @@ class Capabilities:
     reaps: bool = False  #: expired messages come back by the driver, not by the broker itself
     buries: bool = False  #: dead letters are the driver's to move, not the broker's
     drops: bool = False  #: the broker does something of its own with what is dropped
+    records: bool = False  #: what is held, waits or was lost can be looked up without a worker
 
 
 class Holder(Protocol):
@@ -180,6 +182,10 @@ class Driver(Protocol):
 
     def dead_letters(self) -> DeadLetters:
         """Return the dead-letter queues; where the driver buries."""
+        ...
+
+    def records(self) -> Records:
+        """Return what can be looked up without a worker; where the driver records."""
         ...
 
     def close(self) -> None:

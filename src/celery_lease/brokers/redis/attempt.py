@@ -41,7 +41,7 @@ class Attempt:
     def of(cls, message: Any, queue: str, key: str, arrival: str = "") -> Attempt:
         """Prepare a kombu *message*'s text so that it can go back without being decoded again."""
         raw = message._raw  # noqa: SLF001
-        deliveries, losses = _counters(raw.get("lease"))
+        deliveries, losses = counters(raw.get("lease"))
         text = dumps(_redelivered(raw))
         counted = f'{{"lease": "{deliveries + 1:06d}:{losses + 1:06d}", {text[1:]}'
         info = message.delivery_info
@@ -69,7 +69,7 @@ class Attempt:
         return head + self.payload[len(head) :]
 
 
-def _counters(text: object) -> tuple[int, int]:
+def counters(text: object) -> tuple[int, int]:
     """Read deliveries and losses from a payload; what is not ours counts as a first delivery."""
     match str(text).split(":"):
         case [deliveries, losses] if deliveries.isdecimal() and losses.isdecimal():

@@ -15,6 +15,7 @@ from celery_lease.brokers.redis import scripts
 from celery_lease.brokers.redis.client import ANSWER_TIMEOUT, Lines, address, pool_like
 from celery_lease.brokers.redis.dead import RedisDeadLetters
 from celery_lease.brokers.redis.plain import PlainSweep
+from celery_lease.brokers.redis.records import RedisRecords
 from celery_lease.core.delivery import (
     Answer,
     Capabilities,
@@ -86,7 +87,13 @@ class RedisDriver:
     """Leases in one Redis or Valkey database. Thread-safe; not for use across a fork."""
 
     capabilities = Capabilities(
-        extends=True, fences=True, confirms=True, granularity=0.0, reaps=True, buries=True
+        extends=True,
+        fences=True,
+        confirms=True,
+        granularity=0.0,
+        reaps=True,
+        buries=True,
+        records=True,
     )
 
     def __init__(self, channel: Any) -> None:
@@ -208,6 +215,14 @@ class RedisDriver:
     def dead_letters(self) -> RedisDeadLetters:
         """Return the dead-letter queues."""
         return RedisDeadLetters(self)
+
+    def records(self) -> RedisRecords:
+        """Return what can be looked up without a worker."""
+        return RedisRecords(self)
+
+    def keys_of(self, queue: str) -> list[str]:
+        """Return the full keys of a queue's lists, the one that is read first at the front."""
+        return self._plain.keys_of(queue)
 
     def exhume(self, queue: str, source: str, target: str, letter: bytes, text: str) -> bool:
         """Move one letter from a dead-letter queue's key to another, or away if *text* is empty.

@@ -6,7 +6,8 @@ exchanges and routing keys of what is due, kombu's own rules say which queues th
 server moves the texts.
 
 Uses of kombu internals, as read in 5.5.4 and 5.7.0: ``Channel.keyprefix_queue``, ``sep``,
-``typeof`` and ``state``, ``priority_steps``, ``deadletter_queue``, an exchange type's ``lookup``.
+``typeof`` and ``state``, ``priority_steps``, ``_q_for_pri``, ``deadletter_queue``, an exchange
+type's ``lookup``.
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ class PlainSweep:
             "most": channel.max_priority,
             "usual": channel.default_priority,
         }
+
+    def keys_of(self, queue: str) -> list[str]:
+        """Return the keys of a queue's lists, one for each priority, in kombu's order."""
+        prefix = self._channel.global_keyprefix
+        names = [self._channel._q_for_pri(queue, each) for each in self._facts["steps"]]  # noqa: SLF001
+        return [f"{prefix}{name}" for name in names]
 
     def run(
         self,
