@@ -8,6 +8,7 @@ import pytest
 from celery import states
 from celery.exceptions import TaskRevokedError
 
+from harness.shell import Shell
 from harness.waiting import eventually
 from harness.workers import Worker, WorkerFleet, WorkerOptions
 
@@ -130,6 +131,27 @@ def test_how_a_task_takes_it(stage: Stage) -> None:
         assert stage.app.AsyncResult(ids[name]).get(timeout=10) is None
     stage.wait_settled()
     assert stage.ledger.count("start") == 4
+
+
+def test_operators_cancel_by_command(stage: Stage) -> None:
+    """What comes of each task, what to do about those that cannot be told, and the exit code."""
+    worker, shell = stage.worker(concurrency=3), Shell(stage.app)
+    running, plain = stage.start("work", LONG), stage.start("plain", 20)
+    deaf, over = stage.start("deaf", 20), stage.send("stubborn", 0)
+    said = shell("cancel", running, "--wait", "20", "-t", "3")
+    assert f"views.work[{running}] on {worker.hostname}: its next beat tells it" in said
+    assert stage.app.AsyncResult(running).state == states.REVOKED
+    assert stage.app.AsyncResult(over).get(timeout=10) == "done"
+    done = shell.result("cancel", plain, deaf, over, "no-such-task", "-t", "3")
+    assert done.exit_code == 1
+    assert f"in lease_mode 'daemon'. To end it: celery control terminate SIGTERM {deaf}" in (
+        done.stdout
+    )
+    told = done.stderr.splitlines()
+    assert len(told) == 3
+    assert told[0].endswith(f"celery control terminate SIGTERM {plain}")
+    assert told[1] == f"{over}: is over already: SUCCESS"
+    assert told[2].startswith("no-such-task: is with none of the 1 workers that replied")
 
 
 def test_a_stopping_worker_still_cancels(stage: Stage) -> None:

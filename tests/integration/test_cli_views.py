@@ -112,8 +112,8 @@ def test_status_in_a_pipe_is_plain_text(crowd: Crowd) -> None:
     assert lines[0].split()[:4] == ["TASK", "ID", "WORKER", "STATE"]
     assert lines[1].split()[:4] == ["views.work", crowd.running, crowd.worker.hostname, "running"]
     assert "/300 (" in lines[1]
-    assert len(lines) == MANY + 2
-    assert lines[-1] == f"{MANY} leases, 1 workers"
+    assert len(lines) == len(crowd.waiting) + 3
+    assert lines[-1] == f"{len(crowd.waiting) + 1} leases, 1 workers"
     assert "\x1b" not in done.stdout
 
 
@@ -135,10 +135,23 @@ def test_onlookers_do_not_hold_up_the_keeper(crowd: Crowd) -> None:
     assert "Traceback" not in crowd.worker.log
 
 
+def test_one_of_many_is_cancelled_by_its_id(crowd: Crowd) -> None:
+    """A waiting one is gone at once; the others stay."""
+    one, other = crowd.waiting[3], crowd.waiting[4]
+    said = crowd.shell("cancel", one, "-t", "5")
+    assert said.strip() == (
+        f"views.work[{one}] on {crowd.worker.hostname}: it waited there, and is revoked"
+    )
+    inspect = crowd.shell.app.control.inspect(destination=[crowd.worker.hostname], timeout=20)
+    rows = inspect._request("leases", task_id=[one, other])[crowd.worker.hostname]
+    assert [row["id"] for row in rows] == [other]
+    del crowd.waiting[3]
+
+
 # Nobody there.
 
 
-@pytest.mark.parametrize("command", [["status"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["status"], ["cancel", "x"]], ids=" ".join)
 def test_a_broker_that_is_away_is_told_in_one_line(nobody: Shell, command: list[str]) -> None:
     """Which broker, why, what to check; no traceback, and not zero."""
     nobody.app.conf.broker_url = DEAD
@@ -168,6 +181,7 @@ def test_no_worker_is_told_with_what_to_check(nobody: Shell) -> None:
     done = nobody.result("status", "-t", "0.3")
     assert done.exit_code == 69
     assert "no worker replied within 0.3 s. Is one running on this broker" in done.stderr
+    assert nobody.result("cancel", "x", "-t", "0.3").exit_code == 69
     done = nobody.result("status", "-t", "0.3", "-d", "w1@h,w2@h")
     assert done.stderr.splitlines() == [f"w{n}@h: no reply within 0.3 s" for n in (1, 2)]
 

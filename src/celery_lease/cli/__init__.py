@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import click
 
+from .cancel import cancel
 from .dead import dead
 from .doctor import doctor
 from .drain import drain
@@ -20,6 +21,7 @@ def lease() -> None:
     """Leases of long tasks."""
 
 
+lease.add_command(cancel)
 lease.add_command(dead)
 lease.add_command(doctor)
 lease.add_command(drain)

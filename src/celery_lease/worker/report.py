@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_lease.core import board as beatboard
 from celery_lease.core.lease import State
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from celery_lease.worker.leases import Leases
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """What of a lease may change at any moment."""
+class _Copy(NamedTuple):
+    """What of a lease may change at any moment; a tuple, being made under the lock."""
 
     lease: Lease  #: for what never changes
     state: State
