@@ -19,4 +19,4 @@ class SmallBoard(Board):
         return Board.create(slots, epoch=epoch)
 
 
-steps.Board = SmallBoard  # type: ignore[misc]
+steps.Board = SmallBoard  # type: ignore[attr-defined]

@@ -400,3 +400,61 @@ def test_a_mailbox_of_our_own_sends_on_its_own_connection(app: Celery) -> None:
         assert mailbox.producer_pool is None
         assert app.control.mailbox.producer_pool is not None
         assert mailbox.get_queue("w1@h.leases").name == "w1@h.leases.celery.pidbox"
+
+
+def dispatcher_of(app: Celery, *groups: str, enabled: bool = True) -> Any:
+    """Return a worker's dispatcher of events whose publications are kept in ``published``."""
+    dispatcher = app.events.Dispatcher(
+        app.connection_for_write(), hostname="w@host", enabled=enabled, groups=groups
+    )
+    dispatcher.published = []
+
+    def publish(body: Any, routing_key: str, **_: Any) -> None:
+        dispatcher.published.append((routing_key, body))
+
+    dispatcher.producer = SimpleNamespace(publish=publish)
+    return dispatcher
+
+
+@pytest.mark.parametrize(
+    ("groups", "enabled", "wanted"),
+    [
+        ((), True, True),  # celery worker -E
+        (("worker",), True, False),  # without
+        (("worker", "task"), True, True),  # enable_events, as monitors send it
+        (("worker", "task"), False, False),
+    ],
+)
+def test_events_of_leases_are_sent_to_who_wants_those_of_tasks(
+    app: Celery, groups: tuple[str, ...], enabled: bool, wanted: bool
+) -> None:
+    """All in one message, which every receiver takes apart; each with its own time and type."""
+    dispatcher = dispatcher_of(app, *groups, enabled=enabled)
+    consumer: Any = SimpleNamespace(event_dispatcher=dispatcher)
+    assert compat.wants_events(consumer) is wanted
+    news = [("lease-granted", {"uuid": "1", "timestamp": 5.0}), ("lease-ended", {"timestamp": 6.0})]
+    compat.send_events(consumer, news)
+    if not wanted:
+        assert dispatcher.published == []
+        return
+    ((key, body),) = dispatcher.published
+    assert key == "lease.multi"
+    assert [event["type"] for event in body] == ["lease-granted", "lease-ended"]
+    heard: list[dict[str, Any]] = []
+    state = app.events.State()
+    receiver = app.events.Receiver(
+        app.connection_for_read(),
+        handlers={"*": lambda event: [state.event(event), heard.append(event)]},
+    )
+    receiver._receive(body, None)
+    assert [event["timestamp"] for event in heard] == [5.0, 6.0]
+    assert all(event["hostname"] == "w@host" for event in heard)
+    assert state.event_count == 2
+    assert state.task_count == 0  # they are no states of a task
+
+
+def test_without_a_dispatcher_no_events_are_sent() -> None:
+    """As between two connections."""
+    consumer: Any = SimpleNamespace(event_dispatcher=None)
+    compat.send_events(consumer, [("lease-granted", {})])
+    assert not compat.wants_events(consumer)

@@ -96,6 +96,7 @@ def test_silence_beyond_the_threshold_ends_the_task_and_releases_its_message(
     kennel: Kennel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Long before its lease of 10 s expires, as a loss, and with a line that says what it did."""
+    kennel.bench.leases.tally.listening = True
     kennel.run(policy=WATCHED)
     kennel.passed(2.5)
     assert kennel.ended == []
@@ -109,8 +110,8 @@ def test_silence_beyond_the_threshold_ends_the_task_and_releases_its_message(
     assert "blocked in a call" in caplog.text
     assert "in somewhere" in caplog.text
     assert kennel.watchdog.counters()["watchdog.stalled.count"] == 1
-    (event,) = kennel.watchdog.events
-    assert (event["uuid"], event["ended"]) == ("id-a", True)
+    ((kind, event),) = [each for each in kennel.bench.leases.tally.news if "silent" in each[1]]
+    assert (kind, event["uuid"], event["ended"]) == ("lease-stalled", "id-a", True)
 
 
 def test_without_a_threshold_a_task_is_ended_when_its_lease_expires(kennel: Kennel) -> None:

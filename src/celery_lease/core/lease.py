@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 from celery_lease.core.delivery import Answer, Claim, Renewal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery_lease.core.policy import LeasePolicy
 
 
@@ -55,8 +57,16 @@ class Extension:
     asked_at: float
 
 
+def _tell_nobody(_: Lease) -> None:
+    """Stand in for who is told of a lease's states."""
+
+
 class Lease:
-    """One lease of this worker. Not thread-safe: its registry's lock guards it."""
+    """One lease of this worker. Not thread-safe: its registry's lock guards it.
+
+    *tell* is called with the lease each time it has come to a state, the first one included, under
+    that lock: it may take note, and nothing else.
+    """
 
     __slots__ = (
         "beat",
@@ -72,9 +82,18 @@ class Lease:
         "started_at",
         "state",
         "task_id",
+        "tell",
     )
 
-    def __init__(self, claim: Claim, policy: LeasePolicy, *, task_id: str, name: str) -> None:
+    def __init__(
+        self,
+        claim: Claim,
+        policy: LeasePolicy,
+        *,
+        task_id: str,
+        name: str,
+        tell: Callable[[Lease], None] = _tell_nobody,
+    ) -> None:
         self.claim = claim
         self.policy = policy
         self.task_id = task_id
@@ -89,6 +108,8 @@ class Lease:
         self.deadline = claim.asked_at + claim.seconds
         #: The broker's expiry as last heard of, or None while a call may have moved it unheard.
         self.extended_to: float | None = None if claim.provisional else self.deadline
+        self.tell = tell
+        tell(self)
 
     @property
     def is_held(self) -> bool:
@@ -101,6 +122,7 @@ class Lease:
             self.state = State.RUNNING
             self.started_at = at
             self.see(at)
+            self.tell(self)
 
     def see(self, beat: float, quiet_until: float = 0.0) -> None:
         """Take note of the latest beat and of the end of a quiet period, if one was declared."""
@@ -163,8 +185,10 @@ class Lease:
         if self.is_held:
             self.state = State.LOST
             self.lost = why
+            self.tell(self)
 
     def end(self, state: State) -> None:
         """Settle the lease: COMPLETED or RELEASED. One that was lost stays lost."""
         if self.is_held:
             self.state = state
+            self.tell(self)

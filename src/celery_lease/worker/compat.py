@@ -9,7 +9,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -279,11 +279,27 @@ def _is_in_kombu(frame: FrameType | None) -> bool:
     return False
 
 
-def send_event(consumer: Consumer, kind: str, fields: Mapping[str, object]) -> None:
-    """Send a Celery event, if the worker sends any; for the main loop, whose connection it is."""
+def wants_events(consumer: Consumer) -> bool:
+    """Whether the worker sends events of tasks: by its ``-E``, or because a monitor asked it to."""
     dispatcher = consumer.event_dispatcher  # type: ignore[attr-defined]
-    if dispatcher is not None:
-        dispatcher.send(kind, **fields)
+    if dispatcher is None or not dispatcher.enabled:
+        return False
+    return not dispatcher.groups or "task" in dispatcher.groups
+
+
+def send_events(consumer: Consumer, events: Sequence[tuple[str, Mapping[str, object]]]) -> None:
+    """Send Celery events in one message, if any are wanted; for the main loop, whose line it is.
+
+    Past the dispatcher's ``send``, which knows groups by their names: who asked for events of tasks
+    gets those of leases too.
+    """
+
+    def all_of_them(_: str, **common: object) -> list[dict[str, object]]:
+        return [{**common, **fields, "type": kind} for kind, fields in events]
+
+    if events and wants_events(consumer):
+        dispatcher = consumer.event_dispatcher  # type: ignore[attr-defined]
+        dispatcher.publish("lease-multi", {}, dispatcher.producer, Event=all_of_them)
 
 
 def kind(pool: Any) -> str:

@@ -71,10 +71,12 @@ class Keeper:
         self._clock = leases.clock
         #: Names of tasks that half of a lease went by without a beat of; each is told of once.
         self.silent: set[str] = set()
+        self._tally = leases.tally
         self._patience = Patience()
 
     def run_once(self) -> Report:
         """Look at all leases once, send what is due, and apply what the broker says."""
+        self._tally.keeper_begins()
         pass_ = self._look_at_all()
         report = pass_.report
         report.lost, report.unproven = len(pass_.lost), len(pass_.unproven)
@@ -89,6 +91,7 @@ class Keeper:
             self._ask(pass_)
         if wait := self._patience.left(pass_.now):
             report.wait = max(min(report.wait, wait), SHORTEST_WAIT)
+        self._tally.keeper_waits(report.wait)
         return report
 
     def _ask(self, pass_: _Pass) -> None:
@@ -161,6 +164,8 @@ class Keeper:
         if held.slot is None:
             return
         beat = board.read_time(held.slot, beatboard.BEAT)
+        if beat > held.beat:
+            self._tally.beaten(lease)
         held.beat = max(held.beat, beat, lease.started_at or 0.0)
         held.quiet = board.read_time(held.slot, beatboard.QUIET)
         if board.read_outcome(held.slot) is Outcome.DONE:
@@ -192,6 +197,7 @@ class Keeper:
                 [due.renewal for _, due in asked], timeout=min(left, ANSWER_TIMEOUT)
             )
         finally:
+            self._tally.trips.add(self._clock.now() - now)
             with leases.lock:
                 leases.renewing.clear()
                 lost = self._apply(asked, answers)
@@ -206,6 +212,7 @@ class Keeper:
         now, lost = self._clock.now(), []
         for (held, extension), answer in zip(asked, answers, strict=False):
             lease = held.lease
+            self._tally.answered(lease, answer)
             if not lease.is_held:
                 continue
             # An answer that comes after the deadline comes too late: the task may know by now.

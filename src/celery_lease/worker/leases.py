@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_lease.core import board as beatboard
@@ -26,6 +26,7 @@ from celery_lease.core.lease import Lease, Lost, State
 from celery_lease.worker import compat, forks, notices, poison
 from celery_lease.worker.held import Ending, Handle, Held, ticket
 from celery_lease.worker.settling import Settling
+from celery_lease.worker.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,7 +68,8 @@ class Leases:
         #: shutdown rejects requests inside a signal handler, in the thread that it interrupted.
         self.lock = threading.RLock()
         self.renewing: set[str] = set()  #: tags whose extension is under way; under the lock
-        self.endings: Counter[Ending] = Counter()  #: how many leases left how; under the lock
+        self.tally = Tally(worker_id, clock)  #: what of leases is counted; under the lock
+        self.endings = self.tally.endings
         self.shortest = math.inf  #: lease so far, in seconds; under the lock
         self.door_closed = False  #: no message is taken and no task started any more
         self._held: dict[str, Held] = {}
@@ -90,8 +92,10 @@ class Leases:
     def claimed(self, claim: Claim, message: Any) -> None:
         """Hold a message from the moment it was claimed, before Celery sees it."""
         name, task_id, _ = compat.task_of(message)
-        lease = Lease(claim, message.lease_policy, task_id=task_id, name=name)
         with self.lock:
+            lease = Lease(
+                claim, message.lease_policy, task_id=task_id, name=name, tell=self.tally.changed
+            )
             self._held[claim.tag] = Held(lease)
             self.shortest = min(self.shortest, lease.policy.extension)
         message.lease = Handle(self, claim.tag)
@@ -99,8 +103,7 @@ class Leases:
 
     def complete(self, tag: str) -> None:
         """Acknowledge a message; a former holder's acknowledgement changes nothing."""
-        held = self._take(tag, State.COMPLETED, Ending.COMPLETED)
-        if held is not None:
+        if self._take(tag, State.COMPLETED, Ending.COMPLETED) is not None:
             self.settling.tell(self.driver.complete, [tag])
 
     def hand_back(
@@ -237,8 +240,7 @@ class Leases:
 
     def knows(self, tag: str) -> bool:
         """Whether the lease has not left this worker yet."""
-        with self.lock:
-            return tag in self._held
+        return tag in self._held
 
     def process_ended(self, tag: str, cause: object) -> None:
         """Say that the process of a task ended under it, if that is news here."""
@@ -251,10 +253,8 @@ class Leases:
         """Have the keeper return a message whose task is being ended; for signal handlers."""
         with self.lock:
             if self._take(tag, State.RELEASED, Ending.ENDED):
-                self.settling.later(self._return_orderly, [tag])
-
-    def _return_orderly(self, tags: list[str]) -> list[Answer]:
-        return self.driver.hand_back(tags, orderly=True, front=True)
+                back = partial(self.driver.hand_back, orderly=True, front=True)
+                self.settling.later(back, [tag])
 
     # The keeper and the steps ask.
 
@@ -335,7 +335,7 @@ class Leases:
             held = self._held.pop(tag, None)
             if held is None:
                 return None
-            self.endings[ending] += 1
+            self.tally.ended(held.lease, ending)
             if held.lease.is_held:
                 held.lease.end(state)
             if held.slot is not None:

@@ -23,7 +23,7 @@ from celery_lease import brokers, settings
 from celery_lease.core.board import Board
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.errors import LeaseError
-from celery_lease.worker import compat, stops
+from celery_lease.worker import compat, stops, vitals
 from celery_lease.worker.about import versions
 from celery_lease.worker.drain import Drain
 from celery_lease.worker.health import HealthServer, health_of
@@ -34,7 +34,8 @@ from celery_lease.worker.reaper import Reaper
 from celery_lease.worker.service import Service
 from celery_lease.worker.shutdown import SILENCE, Shutdown
 from celery_lease.worker.stand_in import REST, StandIn
-from celery_lease.worker.watchdog import EVENT, Watchdog
+from celery_lease.worker.vitals import Vitals
+from celery_lease.worker.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +50,8 @@ logger = logging.getLogger(__name__)
 #: Longest time between two signs of life of the main loop, in seconds, and the share of the
 #: shortest lease that it may be: what waits is kept alive by them.
 LOOP_INTERVAL, LOOP_SHARE = 1.0, 0.2
+#: Events in one message, of some 300 bytes each.
+EVENTS_AT_ONCE = 100
 #: Longest wait for a service's end, in seconds; its thread is a daemon and holds nothing up.
 STOP_TIMEOUT = 2.0
 #: Seconds that a stopping worker goes on telling a broker that does not answer what has ended.
@@ -106,6 +109,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
         self._drain: Drain | None = None
         self._stand_in: StandIn | None = None
         self.health: HealthServer | None = None
+        self._vitals: Vitals | None = None
         consumer.leases = None  # type: ignore[attr-defined]
         consumer.lease_drain = None  # type: ignore[attr-defined]  # for remote control commands
         consumer.lease_silent = ()  # type: ignore[attr-defined]  # the same
@@ -138,9 +142,12 @@ class LeaseConsumer(bootsteps.StartStopStep):
             self.health = _health_server(self.leases, loaded)
             self.watchdog = Watchdog(self.leases, compat.watched(consumer, ender))
             self._stand_in = StandIn(consumer, self.leases, self._shutdown)
+            reaper = Reaper(self.leases.driver)
             consumer.lease_silent = self._start_services(  # type: ignore[attr-defined]
-                self.leases, self._shutdown, loaded.reaper_interval_for(extensions)
+                self.leases, self._shutdown, reaper, loaded.reaper_interval_for(extensions)
             ).silent
+            self._vitals = Vitals(consumer.hostname, self.leases, reaper.counters, self.watchdog)
+            vitals.begin(self._vitals)
         brokers.lease_messages(channel, self.leases.driver, self.leases, self.leases.clock)
         self._end_ticks()
         self._end_ticks = compat.every(
@@ -165,7 +172,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
         else:
             self.leases.hand_back_unstarted(flushed=True)
 
-    def shutdown(self, _consumer: Consumer) -> None:
+    def shutdown(self, consumer: Consumer) -> None:
         """End the services: the pool is empty by now, or was told to end at once.
 
         Celery calls this at the end of a warm and of a cold shutdown, for this worker alone; its
@@ -179,8 +186,11 @@ class LeaseConsumer(bootsteps.StartStopStep):
             self._stand_in.close()
         if self._shutdown is not None:
             self._shutdown.report()
+        if self._vitals is not None:
+            vitals.end(self._vitals)
         if self.leases is not None:
             self.leases.settling.within(UNSENT)
+            self._send_news(consumer, self.leases)
             self.leases.close()
 
     def _close(self, consumer: Consumer, leases: Leases) -> None:
@@ -210,8 +220,10 @@ class LeaseConsumer(bootsteps.StartStopStep):
 
         consumer.call_soon(clear)
 
-    def _start_services(self, leases: Leases, shutdown: Shutdown, reaper_interval: float) -> Keeper:
-        keeper, reaper = Keeper(leases), Reaper(leases.driver)
+    def _start_services(
+        self, leases: Leases, shutdown: Shutdown, reaper: Reaper, reaper_interval: float
+    ) -> Keeper:
+        keeper = Keeper(leases)
         self.reaper = reaper
 
         def keep() -> float:
@@ -224,7 +236,8 @@ class LeaseConsumer(bootsteps.StartStopStep):
 
         def reap() -> float:
             try:
-                reaper.run_once()
+                for each in reaper.run_once():
+                    leases.tally.recovered(each)
             except OSError as exc:
                 logger.warning("no sweep for expired leases: %s", exc)
             return reaper_interval
@@ -264,8 +277,15 @@ class LeaseConsumer(bootsteps.StartStopStep):
                 self._clear_soon(consumer)  # also what came since
             else:
                 brokers.turn(compat.channel_of(consumer))
-        while self.watchdog is not None and self.watchdog.events:
-            compat.send_event(consumer, EVENT, self.watchdog.events.popleft())
+            self._send_news(consumer, self.leases)
+
+    def _send_news(self, consumer: Consumer, leases: Leases) -> None:
+        """Send what happened to leases since the last time, as Celery events; if wanted."""
+        leases.tally.listening = compat.wants_events(consumer)
+        news = leases.tally.news
+        while news:
+            batch = [news.popleft() for _ in range(min(len(news), EVENTS_AT_ONCE))]
+            compat.send_events(consumer, batch)
 
 
 def _health_server(leases: Leases, loaded: settings.Settings) -> HealthServer | None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from typing import TYPE_CHECKING
 
 from celery_lease.core import board as beatboard
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
     from celery_lease.core.lease import Lease
     from celery_lease.worker.compat import Pool
-    from celery_lease.worker.diagnosis import Diagnosis
     from celery_lease.worker.held import Held
     from celery_lease.worker.leases import Leases
 
@@ -46,10 +44,9 @@ SLEPT = 3.0
 #: Seconds that a worker has to stop by itself before it leaves disowned tasks behind.
 LEAVING = 5.0
 
-#: The names under which the counters are known, and the type of the event.
+#: The names under which the counters are known.
 STALLED_COUNT = "watchdog.stalled.count"
 DISOWNED_COUNT = "watchdog.disowned.count"
-EVENT = "lease-stalled"
 
 
 def ends_at(lease: Lease, beat: float, quiet_until: float, awake_since: float) -> float:
@@ -74,16 +71,19 @@ def ends_at(lease: Lease, beat: float, quiet_until: float, awake_since: float) -
 
 
 class Watchdog:
-    """For one thread; shares ``leases``, under its lock, and :attr:`events`."""
+    """For one thread; shares ``leases``, under its lock."""
 
     def __init__(self, leases: Leases, pool: Pool) -> None:
         self.stalled = self.disowned = 0  #: since the worker started
-        #: What is to be sent as Celery events, by the main loop; appending is atomic.
-        self.events: deque[Mapping[str, object]] = deque(maxlen=1000)
         self._leases, self._pool, self._clock = leases, pool, leases.clock
         self._awake_since = self._looked = self._clock.now()
         self._disowned: set[str] = set()
         self._leaves_at: float | None = None
+
+    @property
+    def stuck(self) -> int:
+        """How many slots are taken by tasks that it could not end."""
+        return len(self._disowned)
 
     def counters(self) -> Mapping[str, int]:
         """Return the values by their names."""
@@ -137,7 +137,7 @@ class Watchdog:
             self.disowned += 1
             self._disowned.add(tag)
             notices.disowned(held)
-        self.events.append(_event(held, silence, seen, ended=ended))
+        self._leases.tally.stalled(held, silence, str(seen), ended=ended)
 
     def _is_still_due(self, held: Held, now: float) -> bool:
         """Whether the process still runs this task, and no later one that must not be hit."""
@@ -170,19 +170,3 @@ class Watchdog:
             self._leases.door_closed = True
             self._leases.hand_back_unstarted()
             self._pool.stop()
-
-
-def _event(held: Held, silence: float, seen: Diagnosis, *, ended: bool) -> Mapping[str, object]:
-    """Return the fields of a Celery event about one task.
-
-    Not of the group ``task-``: monitors would take the type for a state of the task, which lasts
-    until it succeeds.
-    """
-    return {
-        "uuid": held.lease.task_id,
-        "name": held.lease.name,
-        "silent": round(silence, 1),
-        "doing": str(seen),
-        "task_pid": held.pid,
-        "ended": ended,
-    }
