@@ -7,6 +7,7 @@ it can do something at the moment a call reaches it, which is how races are rigg
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from celery_lease.core import board as beatboard
@@ -15,6 +16,8 @@ from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Rene
 from celery_lease.core.policy import LeasePolicy
 from celery_lease.worker.keeper import Keeper, Report
 from celery_lease.worker.leases import Leases
+from celery_lease.worker.reaper import Counters
+from celery_lease.worker.vitals import Vitals
 from unit.fakes import FakeClock
 
 if TYPE_CHECKING:
@@ -142,6 +145,11 @@ class Bench:
         if pid is not None:
             self.leases.accepted(tag, pid)
         return held
+
+    def vitals(self, **watchdog: int) -> Vitals:
+        """Return what exporters see of this worker, with some of the watchdog's numbers."""
+        seen: Any = SimpleNamespace(**{"stalled": 0, "disowned": 0, "stuck": 0, **watchdog})
+        return Vitals("w1@host", self.leases, Counters(), seen)
 
     def held(self, tag: str) -> Held:
         return self.leases._held[tag]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,12 +12,12 @@ from celery_lease.core import board as beatboard
 from celery_lease.core.lease import State
 from celery_lease.core.policy import Mode
 from celery_lease.worker import vitals as vitals_module
-from celery_lease.worker.reaper import Counters
-from celery_lease.worker.vitals import Vitals
 from unit.fake_broker import POLICY, Bench
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from celery_lease.worker.vitals import Vitals
 
 
 @pytest.fixture
@@ -32,8 +31,7 @@ def bench() -> Iterator[Bench]:
 @pytest.fixture
 def vitals(bench: Bench) -> Iterator[Vitals]:
     """Return what that worker shows, while it runs."""
-    watchdog: Any = SimpleNamespace(stalled=0, disowned=0, stuck=0)
-    vitals = Vitals("w1@host", bench.leases, Counters(), watchdog)
+    vitals = bench.vitals()
     vitals_module.begin(vitals)
     yield vitals
     vitals_module.end(vitals)

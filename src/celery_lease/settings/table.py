@@ -148,7 +148,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="lease_health_port",
         default=None,
         accepted=policy.or_none(policy.whole(1, 65535)),
-        doc="port of `/health/live` and `/health/ready`; `None`: no server",
+        doc="port of `/health/live`, `/health/ready` and `/metrics`; `None`: no server",
     ),
 )
 

@@ -23,7 +23,7 @@ from celery_lease import brokers, settings
 from celery_lease.core.board import Board
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.errors import LeaseError
-from celery_lease.worker import compat, stops, vitals
+from celery_lease.worker import compat, exports, stops, vitals
 from celery_lease.worker.about import versions
 from celery_lease.worker.drain import Drain
 from celery_lease.worker.health import HealthServer, health_of
@@ -139,15 +139,16 @@ class LeaseConsumer(bootsteps.StartStopStep):
             self._drain = Drain(self.leases, self._shutdown, lambda: self._clear_soon(consumer))
             consumer.lease_drain = self._drain  # type: ignore[attr-defined]
             self._loop_interval = min([LOOP_INTERVAL, *(LOOP_SHARE * each for each in extensions)])
-            self.health = _health_server(self.leases, loaded)
             self.watchdog = Watchdog(self.leases, compat.watched(consumer, ender))
             self._stand_in = StandIn(consumer, self.leases, self._shutdown)
             reaper = Reaper(self.leases.driver)
+            self._vitals = Vitals(consumer.hostname, self.leases, reaper.counters, self.watchdog)
+            self.health = _health_server(self._vitals, loaded)
+            vitals.begin(self._vitals)
+            exports.begin(self._vitals)
             consumer.lease_silent = self._start_services(  # type: ignore[attr-defined]
                 self.leases, self._shutdown, reaper, loaded.reaper_interval_for(extensions)
             ).silent
-            self._vitals = Vitals(consumer.hostname, self.leases, reaper.counters, self.watchdog)
-            vitals.begin(self._vitals)
         brokers.lease_messages(channel, self.leases.driver, self.leases, self.leases.clock)
         self._end_ticks()
         self._end_ticks = compat.every(
@@ -288,7 +289,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
             compat.send_events(consumer, batch)
 
 
-def _health_server(leases: Leases, loaded: settings.Settings) -> HealthServer | None:
+def _health_server(seen: Vitals, loaded: settings.Settings) -> HealthServer | None:
     """Listen for probes, if there is a port for them.
 
     Raises:
@@ -297,7 +298,12 @@ def _health_server(leases: Leases, loaded: settings.Settings) -> HealthServer | 
     if loaded.health_port is None:
         return None
     try:
-        return HealthServer(loaded.health_host, loaded.health_port, lambda: health_of(leases))
+        return HealthServer(
+            loaded.health_host,
+            loaded.health_port,
+            lambda: health_of(seen.leases, seen.watchdog.stuck),
+            exports.metrics_page,
+        )
     except OSError as exc:
         logger.critical(
             "worker not started: no health server on %s port %d: %s; choose another "

@@ -109,13 +109,13 @@ class Tally:
             self._count(Fact.STARTED, lease)
             self._tell(STARTED_EVENT, lease)
         elif lease.lost is not None:
-            self._count(Fact.LOST, lease, _label(lease.lost.name))
+            self._count(Fact.LOST, lease, label(lease.lost.name))
             self._tell(LOST_EVENT, lease, reason=str(lease.lost))
 
     def ended(self, lease: Lease, ending: Ending) -> None:
         """Note how a lease left this worker."""
         self.endings[ending] += 1
-        self._count(Fact.ENDED, lease, _label(ending.name))
+        self._count(Fact.ENDED, lease, label(ending))
         self._tell(ENDED_EVENT, lease, ending=str(ending))
 
     def beaten(self, lease: Lease) -> None:
@@ -184,6 +184,6 @@ class Tally:
             self.news.append((kind, {**fields, "timestamp": self._clock.wall().timestamp()}))
 
 
-def _label(name: str) -> str:
-    """Return an enumeration's word as a label's value."""
-    return name.lower()
+def label(words: str) -> str:
+    """Return what is counted apart as the value of a label: ``handed_back``, ``max_duration``."""
+    return words.lower().replace(" ", "_").replace("-", "_")
