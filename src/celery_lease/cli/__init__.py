@@ -14,6 +14,7 @@ from .drain import drain
 from .group import group
 from .reap import reap
 from .status import status
+from .trace import trace
 
 
 @click.group()
@@ -28,5 +29,6 @@ lease.add_command(drain)
 lease.add_command(group)
 lease.add_command(reap)
 lease.add_command(status)
+lease.add_command(trace)
 
 __all__ = ["lease"]

@@ -1,0 +1,139 @@
+"""What lease events say of who held which task when: one bar for each holder.
+
+A delivery has a name of its own at the broker, so each bar is one delivery. How it ended is told by
+its worker, or, where that was killed, by whoever recovered the message, or by the next grant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+#: Of a bar whose lease was held when the recording ended.
+HELD = "held"
+#: Of a bar whose worker was too late, whether it lived or not.
+LOST = "lost"
+#: After these, a task is not run again.
+FINAL = frozenset({"completed", "dead-lettered"})
+
+
+@dataclass(slots=True)
+class Bar:
+    """One delivery of one task, in one worker. Times are seconds since 1970 by its clock."""
+
+    task_id: str
+    name: str
+    lease: str
+    worker: str  #: the node's name
+    token: int | None = None
+    granted: float | None = None  #: None: before the recording
+    started: float | None = None
+    ended: float | None = None
+    end: str = HELD
+    why: str = ""
+
+    @property
+    def times(self) -> list[float]:
+        """All times that are known of it."""
+        return [time for time in (self.granted, self.started, self.ended) if time is not None]
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Bars, made of events in the order in which they come."""
+
+    task_id: str | None = None  #: only of this task
+    bars: dict[str, Bar] = field(default_factory=dict)  #: by the delivery's name
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take note of an event; what is no lease's is passed over."""
+        note = _NOTES.get(event["type"])
+        if note is not None and self.task_id in (None, event.get("uuid")):
+            note(self._bar(event), event)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the one task that is followed will not run again."""
+        return self.task_id is not None and any(bar.end in FINAL for bar in self.bars.values())
+
+    def tasks(self) -> list[list[Bar]]:
+        """Return the bars of each task, tasks and bars in the order of their times."""
+        found: dict[str, list[Bar]] = {}
+        for bar in sorted(self.bars.values(), key=_begin):
+            found.setdefault(bar.task_id, []).append(bar)
+        for bars in found.values():
+            _end_replaced(bars)
+        return list(found.values())
+
+    def span(self) -> tuple[float, float]:
+        """Return the first and the last time of all; there has to be a bar."""
+        times = [time for bar in self.bars.values() for time in bar.times]
+        return min(times), max(times)
+
+    def _bar(self, event: Mapping[str, Any]) -> Bar:
+        lease = event["lease"]
+        if lease not in self.bars:
+            # A worker's identity is its node's name, its process id and a random part.
+            worker = str(event.get("holder") or event.get("hostname")).rsplit(":", 2)[0]
+            self.bars[lease] = Bar(
+                event["uuid"], event["name"], lease, worker, token=event.get("token")
+            )
+        return self.bars[lease]
+
+
+def _begin(bar: Bar) -> tuple[float, int]:
+    return min(bar.times, default=0.0), bar.token or 0
+
+
+def _end_replaced(bars: list[Bar]) -> None:
+    """End bars of which nobody said so, although their task was granted to somebody else since."""
+    for bar in bars:
+        later = [
+            other.granted
+            for other in bars
+            if other.granted is not None and (other.token or 0) > (bar.token or 0)
+        ]
+        if bar.end == HELD and later:
+            bar.end, bar.ended, bar.why = LOST, min(later), "run again by then"
+
+
+def _granted(bar: Bar, event: Mapping[str, Any]) -> None:
+    bar.granted = event["timestamp"]
+
+
+def _started(bar: Bar, event: Mapping[str, Any]) -> None:
+    bar.started = event["timestamp"]
+
+
+def _lost(bar: Bar, event: Mapping[str, Any]) -> None:
+    bar.end, bar.ended, bar.why = LOST, event["timestamp"], event["reason"]
+
+
+def _stalled(bar: Bar, event: Mapping[str, Any]) -> None:
+    bar.why = f"silent for {event['silent']:g} s, {event['doing']}"
+
+
+def _ended(bar: Bar, event: Mapping[str, Any]) -> None:
+    if bar.end != LOST:  # a lost lease leaves its worker when its task ends, which is later
+        bar.end, bar.ended = event["ending"], event["timestamp"]
+
+
+def _recovered(bar: Bar, event: Mapping[str, Any]) -> None:
+    if bar.end == HELD:
+        bar.end, bar.ended = LOST, event["timestamp"] - event["late"]
+    if bar.end == LOST:
+        said = f"recovered by {event['hostname']} {event['late']:.1f} s later"
+        bar.why = f"{bar.why}, {said}" if bar.why else said
+
+
+_NOTES: Mapping[str, Callable[[Bar, Mapping[str, Any]], None]] = {
+    "lease-granted": _granted,
+    "lease-started": _started,
+    "lease-lost": _lost,
+    "lease-stalled": _stalled,
+    "lease-ended": _ended,
+    "lease-recovered": _recovered,
+}
