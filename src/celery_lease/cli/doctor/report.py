@@ -54,7 +54,7 @@ class Report:
     @property
     def summary(self) -> str:
         """The counts in words."""
-        return ", ".join(f"{count} {each}" for each, count in self.counts.items())
+        return ", ".join(map(" ".join, _counted(self)))
 
 
 def show(report: Report, *, as_json: bool, colours: bool) -> None:
@@ -142,5 +142,13 @@ def _paragraphs(each: Finding) -> Iterator[tuple[str, str]]:
 def _summary(report: Report) -> RenderableType:
     from rich.text import Text  # noqa: PLC0415
 
-    parts = [(f"{count} {each}", STYLES[each]) for each, count in report.counts.items()]
-    return Text(", ").join(Text(*each) for each in parts)
+    parts = zip(_counted(report), report.counts, strict=True)
+    return Text(", ").join(Text(" ".join(words), STYLES[each]) for words, each in parts)
+
+
+def _counted(report: Report) -> list[tuple[str, str]]:
+    """Return how many of what there are; "ok" has no plural."""
+    return [
+        (str(count), each if count == 1 or each is Severity.OK else f"{each}s")
+        for each, count in report.counts.items()
+    ]
