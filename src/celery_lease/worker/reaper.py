@@ -81,8 +81,11 @@ def _tell(batch: Sequence[Reaped]) -> None:
         elif each.rested:
             logger.info("task %s[%s] may be tried again", *_task(each), extra=extra)
         elif each.unclaimed:
-            text = "message of queue %s was sent to a worker that did not take it: returned"
-            logger.warning(text, each.queue, extra=extra)
+            logger.warning(
+                "message of queue %s was sent to a worker that did not take it: returned",
+                each.queue,
+                extra=extra,
+            )
         elif each.leased:
             logger.warning(
                 "lease of task %s[%s] held by %s expired %.1f s ago: message returned to queue",
