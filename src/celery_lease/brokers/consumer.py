@@ -22,7 +22,9 @@ its :class:`LeasedMessage` is asked to, and only its holder's acknowledgement co
             self.leases.reap()
 
 A holder that is killed, or stops beating, loses its messages to the next :meth:`LeaseConsumer.reap`
-of any consumer or worker on the same database.
+of any consumer or worker on the same database. Where the driver reaps, that call also takes the
+place of kombu's own sweep, which a channel with leases leaves out: it returns plain messages that
+are older than the channel's ``visibility_timeout``. So call it, in one consumer at least.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ class LeaseConsumer:
         return self._held[message.delivery_tag]
 
     def reap(self, *, limit: int = 50) -> list[Reaped]:
-        """Return expired leases, of anybody, to their queues; at most once a second.
+        """Return expired leases, and overdue plain messages, of anybody; at most once a second.
 
         Also tells the broker once more what it has not answered before.
 

@@ -25,7 +25,9 @@ What happens when:
 ==============================  ================================================================
 the task hangs or is stopped    no beat, no extension: it expires, a reaper returns the message
 the worker is killed            the same; its task processes cannot complete what they lost
-the broker does not answer      the task runs on until its deadline, then is lost
+a lease expires                 any reaper returns the message, counted as a loss
+a plain message is overdue      the same sweep returns it, by kombu's rule, not counted
+the broker does not answer      asked ever less often; the task runs on until its deadline
 a loser beats                   ``LeaseLost``, at that beat and at every further one
 a loser returns                 its outcome is thrown away unless the broker confirms the lease
 a loser acknowledges            nothing: its delivery's name is unknown to the broker by then
