@@ -9,6 +9,8 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 import celery_lease
 
 if TYPE_CHECKING:
@@ -43,9 +45,9 @@ def test_the_installed_version_is_the_one_in_pyproject() -> None:
 
 
 def test_every_entry_point_loads() -> None:
-    """Celery's command line finds what the metadata promises it."""
+    """Celery's command line and pytest find what the metadata promises them."""
     entry_points = metadata.distribution("celery-lease").entry_points
-    assert {point.group for point in entry_points} == {"celery.commands"}
+    assert {point.group for point in entry_points} == {"celery.commands", "pytest11"}
     for point in entry_points:
         assert point.load() is not None
 
@@ -57,9 +59,10 @@ def test_all_public_names_exist_in_alphabetical_order() -> None:
     assert [name for name in names if not hasattr(celery_lease, name)] == []
 
 
-def test_importing_the_package_does_not_import_celery() -> None:
-    """A process that only wants a Heartbeat does not pay for Celery."""
-    program = "import sys, celery_lease; print('celery' in sys.modules)"
+@pytest.mark.parametrize("module", ["celery_lease", "celery_lease.testing.plugin"])
+def test_importing_the_package_or_its_pytest_plugin_does_not_import_celery(module: str) -> None:
+    """Neither who only wants a Heartbeat nor any pytest run on this machine pays for Celery."""
+    program = f"import sys, {module}; print('celery' in sys.modules or 'kombu' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

@@ -1,0 +1,85 @@
+"""The clock of a test: it stands still until the test moves it.
+
+While it is installed, contexts of this process ask it for the time instead of the host. That is
+done by replacing the function that :mod:`celery_lease.context` calls, because a clock that could be
+passed to a context would make every beat of every worker slower by a tenth. So there is one clock
+at a time, and a worker that runs in the test's own process must not run meanwhile; one in a process
+of its own, as the fixture ``lease_worker`` starts, is not concerned.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from celery_lease import context
+from celery_lease.core.clock import SystemClock, host_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import datetime
+
+#: Where contexts find the function that they ask for the time.
+_ASKED = vars(context)
+
+
+class LeaseClock:
+    """A clock that :meth:`advance` moves; a ``with`` block around its use installs it.
+
+    It starts at the host's time in whole seconds, so that sums of whole seconds are exact.
+    """
+
+    def __init__(self) -> None:
+        self._stands_at = float(math.floor(host_seconds()))
+        self._wall = SystemClock().wall() - timedelta(seconds=self._stands_at)
+        self._runs_since: float | None = None
+        self._watchers: list[Callable[[], None]] = []
+        self._replaced: list[Any] = []
+
+    def now(self) -> float:
+        """Return the seconds on this clock, comparable with the host's only roughly."""
+        if self._runs_since is None:
+            return self._stands_at
+        return self._stands_at + host_seconds() - self._runs_since
+
+    def wall(self) -> datetime:
+        """Return the date and time that go with :meth:`now`."""
+        return self._wall + timedelta(seconds=self.now())
+
+    def advance(self, seconds: float) -> None:
+        """Let so many seconds pass at once; leases that are silent for too long expire.
+
+        Raises:
+            ValueError: The clock would go backwards.
+        """
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"a clock moves forward by a number of seconds, not {seconds!r}")
+        self._stands_at += seconds
+        for watcher in self._watchers:
+            watcher()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count real time, too, as long as this lasts."""
+        if self._runs_since is not None:
+            yield
+            return
+        self._runs_since = host_seconds()
+        try:
+            yield
+        finally:
+            self._stands_at, self._runs_since = self.now(), None
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call *watcher* after each move."""
+        self._watchers.append(watcher)
+
+    def __enter__(self) -> Self:
+        self._replaced.append(_ASKED["host_seconds"])
+        _ASKED["host_seconds"] = self.now
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _ASKED["host_seconds"] = self._replaced.pop()
