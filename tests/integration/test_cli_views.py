@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -39,17 +45,69 @@ class Crowd:
     running: str
     waiting: list[str]
 
-    def celery(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a ``celery -A ...`` command to its end, as from a shell with a pipe behind."""
+    def started(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Start a ``celery -A ...`` command, as from a shell with a pipe behind."""
         path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
-        return subprocess.run(
+        pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        env = {**os.environ, **self.setup.env(), "PYTHONPATH": path, "TERM": "xterm-256color"}
+        for size in ("LINES", "COLUMNS"):
+            env.pop(size, None)
+        return subprocess.Popen(
             [sys.executable, "-m", "celery", "-A", MODULE, *arguments],
-            env={**os.environ, **self.setup.env(), "PYTHONPATH": path},
-            capture_output=True,
+            env=env,
             text=True,
-            timeout=60,
-            check=False,
+            **{**pipes, **options},
         )
+
+    def celery(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a ``celery -A ...`` command to its end."""
+        with self.started(*arguments) as process:
+            out, err = process.communicate(timeout=60)
+            return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+class Terminal:
+    """A terminal with a command in it; what it shows is kept in :attr:`seen`."""
+
+    def __init__(self, lines: int, columns: int) -> None:
+        self._ours, self._theirs = pty.openpty()
+        fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        os.set_blocking(self._ours, False)
+        self._before = termios.tcgetattr(self._theirs)
+        self._process: subprocess.Popen[str] | None = None
+        self.seen = ""
+
+    def run(self, crowd: Crowd, *arguments: str) -> subprocess.Popen[str]:
+        ends = dict.fromkeys(("stdin", "stdout", "stderr"), self._theirs)
+        self._process = crowd.started(*arguments, **ends, start_new_session=True)
+        return self._process
+
+    def press(self, key: str) -> None:
+        os.write(self._ours, key.encode())
+
+    def wait_for(self, text: str) -> None:
+        eventually(
+            lambda: text in self._read(), 30, what=lambda: f"{text!r} in {self.seen[-3000:]!r}"
+        )
+
+    def _read(self) -> str:
+        with suppress(BlockingIOError):
+            self.seen += os.read(self._ours, 1 << 16).decode(errors="replace")
+        return self.seen
+
+    @property
+    def is_as_before(self) -> bool:
+        return termios.tcgetattr(self._theirs) == self._before
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._ours)
+        os.close(self._theirs)
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +193,49 @@ def test_onlookers_do_not_hold_up_the_keeper(crowd: Crowd) -> None:
     assert "Traceback" not in crowd.worker.log
 
 
+def test_top_draws_what_fits_and_leaves_the_terminal_as_it_was(crowd: Crowd) -> None:
+    """The running task with a bar, then as many as there are lines; s sorts, q quits."""
+    with Terminal(lines=20, columns=200) as terminal:
+        process = terminal.run(crowd, "lease", "top", "-i", "0.5", "-d", crowd.worker.hostname)
+        terminal.wait_for(f"and {len(crowd.waiting) + 1 - 17} more")
+        assert crowd.running in terminal.seen
+        assert "━" in terminal.seen
+        terminal.press("s")
+        terminal.wait_for("by beat")
+        terminal.press("q")
+        assert process.wait(10) == 0
+        terminal.wait_for("\x1b[?1049l")
+        assert "Traceback" not in terminal.seen
+        assert terminal.is_as_before
+
+
+def test_top_is_ended_by_an_interrupt(crowd: Crowd) -> None:
+    """Ctrl-C in any terminal; no traceback, and the terminal is as it was."""
+    with Terminal(lines=20, columns=200) as terminal:
+        process = terminal.run(crowd, "lease", "top", "-i", "0.5", "-d", crowd.worker.hostname)
+        terminal.wait_for("by held")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+        terminal.wait_for("\x1b[?1049l")
+        assert "Traceback" not in terminal.seen
+        assert terminal.is_as_before
+
+
+def test_top_in_a_pipe_prints_snapshots_until_the_reader_leaves(crowd: Crowd) -> None:
+    """As ``top | head`` does; nothing is said of the broken pipe."""
+    with crowd.started("lease", "top", "-i", "0.5", "-n", "2", "-d", crowd.worker.hostname) as top:
+        assert top.stdout
+        assert top.stderr
+        lines = [top.stdout.readline() for _ in range(12)]
+        top.stdout.close()
+        top.wait(20)
+        assert top.stderr.read() == ""
+    headline = f"1 workers, {len(crowd.waiting) + 1} leases: {len(crowd.waiting)} reserved, 1 runn"
+    assert [index for index, line in enumerate(lines) if line.startswith(headline)] == [0, 6]
+    assert lines[4] == f"and {len(crowd.waiting) - 1} more\n"
+    assert "\x1b" not in "".join(lines)
+
+
 def test_one_of_many_is_cancelled_by_its_id(crowd: Crowd) -> None:
     """A waiting one is gone at once; the others stay."""
     one, other = crowd.waiting[3], crowd.waiting[4]
@@ -151,7 +252,7 @@ def test_one_of_many_is_cancelled_by_its_id(crowd: Crowd) -> None:
 # Nobody there.
 
 
-@pytest.mark.parametrize("command", [["status"], ["cancel", "x"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["status"], ["cancel", "x"], ["top"]], ids=" ".join)
 def test_a_broker_that_is_away_is_told_in_one_line(nobody: Shell, command: list[str]) -> None:
     """Which broker, why, what to check; no traceback, and not zero."""
     nobody.app.conf.broker_url = DEAD
@@ -182,6 +283,7 @@ def test_no_worker_is_told_with_what_to_check(nobody: Shell) -> None:
     assert done.exit_code == 69
     assert "no worker replied within 0.3 s. Is one running on this broker" in done.stderr
     assert nobody.result("cancel", "x", "-t", "0.3").exit_code == 69
+    assert nobody.result("top", "--once", "-i", "0.3").exit_code == 69
     done = nobody.result("status", "-t", "0.3", "-d", "w1@h,w2@h")
     assert done.stderr.splitlines() == [f"w{n}@h: no reply within 0.3 s" for n in (1, 2)]
 

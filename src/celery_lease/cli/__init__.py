@@ -14,6 +14,7 @@ from .drain import drain
 from .group import group
 from .reap import reap
 from .status import status
+from .top import top
 from .trace import trace
 
 
@@ -29,6 +30,7 @@ lease.add_command(drain)
 lease.add_command(group)
 lease.add_command(reap)
 lease.add_command(status)
+lease.add_command(top)
 lease.add_command(trace)
 
 __all__ = ["lease"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -12,29 +14,30 @@ from rich.text import Text
 from celery_lease.cli import rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import RenderableType
 
     from celery_lease.cli.rows import Row
 
-STATE, LEFT, PROGRESS = (rows.HEADERS.index(name) for name in ("STATE", "LEFT", "PROGRESS"))
 RIGHT = {"HELD", "BEAT", "LEFT", "DELIVERY"}
-BAR = 12  #: cells of a progress bar
+BAR = 10  #: cells of a progress bar
 #: Share of a lease below which the time left is something to look at.
 SOON = 1 / 3
 
 
-def table(found: Sequence[Row], cells: Sequence[Sequence[str]], *, bars: bool = False) -> Table:
+def table(found: Sequence[Row], cells: Sequence[Sequence[str]], width: int) -> Table:
     """Return leases as a table.
 
     Args:
         found: The leases.
         cells: Their cells.
-        bars: Draw bars beside the progress of tasks that said of how much.
+        width: How wide it may be; columns that matter less are left out if need be.
     """
-    made = Table(box=None, pad_edge=False, header_style="bold", expand=bars)
-    for name in rows.HEADERS:
+    bars = width >= rows.width(cells) + BAR + 1
+    names = rows.fitting(cells, width)
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
         made.add_column(
             name,
             justify="right" if name in RIGHT else "left",
@@ -42,27 +45,51 @@ def table(found: Sequence[Row], cells: Sequence[Sequence[str]], *, bars: bool = 
             overflow="ellipsis",
         )
     for row, texts in zip(found, cells, strict=True):
-        made.add_row(*_painted(row, texts, bars=bars))
+        named = dict(zip(rows.HEADERS, texts, strict=True))
+        made.add_row(*[_painted(row, name, named[name], bars=bars) for name in names])
     return made
 
 
 def print_table(found: Sequence[Row], cells: Sequence[Sequence[str]]) -> None:
     """Print leases to the terminal."""
-    Console().print(table(found, cells))
+    console = Console()
+    console.print(table(found, cells, console.width))
 
 
-def _painted(row: Row, texts: Sequence[str], *, bars: bool) -> list[RenderableType]:
+@contextmanager
+def live() -> Iterator[Callable[[str, Sequence[Row], Sequence[Sequence[str]], int], None]]:
+    """Yield what shows a headline, leases, their cells, and how many there are beyond them.
+
+    On a screen of its own, which is gone in the end.
+    """
+    with Live(screen=True, auto_refresh=False) as shown:
+
+        def show(
+            headline: str, found: Sequence[Row], cells: Sequence[Sequence[str]], more: int
+        ) -> None:
+            first = Text(headline, style="bold", no_wrap=True, overflow="ellipsis")
+            parts: list[RenderableType] = [first, table(found, cells, shown.console.width)]
+            if more > 0:
+                parts.append(Text(f"and {more} more", style="dim"))
+            shown.update(Group(*parts), refresh=True)
+
+        yield show
+
+
+def _painted(row: Row, name: str, text: str, *, bars: bool) -> RenderableType:
     # Text, not str: what a task writes about itself must not be taken for markup.
-    painted: list[RenderableType] = [Text(each) for each in texts]
-    painted[STATE] = Text(texts[STATE], style=_state_style(row))
-    if row["remaining"] < row.get("extension", 0) * SOON:
-        painted[LEFT] = Text(texts[LEFT], style="yellow")
+    if name == "STATE":
+        return Text(text, style=_state_style(row))
+    if name == "LEFT" and row["remaining"] < row.get("extension", 0) * SOON:
+        return Text(text, style="yellow")
     part = rows.share(row)
-    if bars and part is not None:
+    if name == "PROGRESS" and bars and part is not None:
         line = Table.grid(padding=(0, 1))
-        line.add_row(ProgressBar(total=1.0, completed=part, width=BAR), Text(texts[PROGRESS]))
-        painted[PROGRESS] = line
-    return painted
+        line.add_column(width=BAR)
+        line.add_column(no_wrap=True)
+        line.add_row(ProgressBar(total=1.0, completed=part, width=BAR), Text(text))
+        return line
+    return Text(text)
 
 
 def _state_style(row: Row) -> str:

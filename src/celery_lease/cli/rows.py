@@ -20,6 +20,9 @@ HEADERS = (
     "DELIVERY",
 )
 
+#: What a narrow screen goes without, the first first; what is in no list is always shown.
+LEAST = ("NOTE", "DELIVERY", "HELD", "WORKER", "STATE", "PROGRESS")
+
 MINUTE, HOUR, DAY = 60, 3600, 86400
 NONE = "-"
 
@@ -96,7 +99,7 @@ def state(row: Row) -> str:
 
 def cells(row: Row, now: float) -> tuple[str, ...]:
     """Return one lease's cells, in the order of :data:`HEADERS`; *now* is seconds since 1970."""
-    return (
+    texts = (
         row["task"],
         row["id"],
         row["hostname"],
@@ -105,19 +108,41 @@ def cells(row: Row, now: float) -> tuple[str, ...]:
         span(row.get("beat_age")),
         span(row["remaining"]),
         amount(row),
-        _clean((row.get("progress") or {}).get("note") or ""),
+        (row.get("progress") or {}).get("note") or "",
         f"{row['deliveries']}" + (f", {row['losses']} lost" if row["losses"] else ""),
     )
+    return tuple(map(_clean, texts))
+
+
+def widths(table: Sequence[Sequence[str]]) -> list[int]:
+    """Return how wide the columns of some rows are, names included."""
+    return [max(map(len, column)) for column in zip(HEADERS, *table, strict=True)]
+
+
+def width(table: Sequence[Sequence[str]], names: Sequence[str] = HEADERS) -> int:
+    """Return how wide some columns are in all."""
+    wide = dict(zip(HEADERS, widths(table), strict=True))
+    return sum(wide[name] for name in names) + 2 * (len(names) - 1)
+
+
+def fitting(table: Sequence[Sequence[str]], most: int) -> list[str]:
+    """Return the names of the columns that fit a screen of *most* characters."""
+    names = list(HEADERS)
+    for name in LEAST:
+        if width(table, names) <= most:
+            break
+        names.remove(name)
+    return names
 
 
 def text(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield a table of plain text, one line a row, with its headers."""
-    table = [HEADERS, *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(HEADERS))]
-    for row in table:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    table = list(rows)
+    wide = widths(table)
+    for row in [HEADERS, *table]:
+        yield "  ".join(cell.ljust(most) for cell, most in zip(row, wide, strict=True)).rstrip()
 
 
-def _clean(note: str) -> str:
-    """Return a note without what would move a terminal's cursor or colour it."""
-    return "".join(letter if letter.isprintable() else " " for letter in note)
+def _clean(text: str) -> str:
+    """Return a text without what would move a terminal's cursor or colour it."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -1,0 +1,143 @@
+"""Leases as rows of text, and a fleet whose workers come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_lease.cli import rows
+from celery_lease.cli.fleet import FORGET, Fleet
+
+
+def row(**facts: Any) -> dict[str, Any]:
+    """Return a lease as a worker describes it."""
+    return {
+        "task": "proj.work",
+        "id": "1",
+        "state": "running",
+        "held_since": 1000.0,
+        "beat_age": 1.0,
+        "remaining": 20.0,
+        "progress": {"done": 3.0, "total": 8.0, "note": "encoding"},
+        "deliveries": 2,
+        "losses": 1,
+        **facts,
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (-1.0, "0.0s"),
+        (3.21, "3.2s"),
+        (59.9, "59s"),
+        (250.0, "4m10s"),
+        (7380.0, "2h03m"),
+        (443000.0, "5d03h"),
+    ],
+)
+def test_durations_are_short_and_have_their_unit(seconds: float | None, text: str) -> None:
+    """At most six characters each."""
+    assert rows.span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        ({"done": 3.0, "total": 8.0}, "3/8 (38%)"),
+        ({"done": 3.0, "total": None}, "3"),
+        ({"done": 3.0, "total": 0.0}, "3"),
+        ({"done": 9.0, "total": 8.0}, "9/8 (100%)"),
+        ({"done": None, "total": 8.0}, "-"),
+        ({}, "-"),
+    ],
+)
+def test_progress_is_shown_as_far_as_it_was_told(progress: dict[str, Any], text: str) -> None:
+    """Also where a task's numbers make no sense."""
+    assert rows.amount(row(progress=progress)) == text
+
+
+def test_what_a_task_says_cannot_act_on_the_terminal() -> None:
+    """Control characters in a note are blanks; columns stay in line."""
+    noted = row(hostname="w1@h", progress={"note": "a\x1b[31m\nb"})
+    lines = list(rows.text([rows.cells(noted, 1010.0)]))
+    assert len(lines) == 2
+    assert "\x1b" not in lines[1]
+    assert lines[1].split()[:6] == ["proj.work", "1", "w1@h", "running", "10s", "1.0s"]
+    assert lines[1].endswith("2, 1 lost")
+
+
+@pytest.mark.parametrize(
+    ("most", "missing"),
+    [
+        (200, set()),
+        (120, {"NOTE"}),
+        (110, {"NOTE", "DELIVERY"}),
+        (80, {"NOTE", "DELIVERY", "HELD", "WORKER", "STATE"}),
+        (10, set(rows.LEAST)),
+    ],
+)
+def test_a_narrow_screen_goes_without_what_matters_least(most: int, missing: set[str]) -> None:
+    """Task, id and the times of its lease are always there; what is shown is shown whole."""
+    facts = row(
+        hostname="worker1@host", id="8d2c4f60-7c41-4b0e-9a52-9f5d1c1e1d11", task="project.transcode"
+    )
+    table = [rows.cells(facts, 1010.0)]
+    names = rows.fitting(table, most)
+    assert set(rows.HEADERS) - set(names) == missing
+    assert most < 80 or rows.width(table, names) <= most
+
+
+def test_rows_are_sorted_by_any_column() -> None:
+    """The longest held, the most silent, the least left first; a reserved one is not silent."""
+    found = [
+        row(id="a", hostname="w", held_since=5.0, beat_age=1.0, remaining=9.0),
+        row(id="b", hostname="w", held_since=4.0, beat_age=None, remaining=1.0, progress={}),
+        row(id="c", hostname="v", held_since=6.0, beat_age=3.0, remaining=5.0, deliveries=9),
+    ]
+    orders = {
+        name: "".join(each["id"] for each in sorted(found, key=key))
+        for name, key in rows.SORTS.items()
+    }
+    assert orders == {
+        "worker": "cba",
+        "task": "bac",
+        "held": "bac",
+        "beat": "cab",
+        "left": "bca",
+        "progress": "acb",
+        "deliveries": "cab",
+    }
+
+
+def test_times_go_on_between_two_replies() -> None:
+    """A lease that was described three seconds ago has three seconds less."""
+    fleet = Fleet()
+    fleet.heard({"w1@h": [row(), row(id="2", beat_age=None, remaining=1.0)]}, at=100.0)
+    aged = {each["id"]: each for each in fleet.rows("held", 103.0)}
+    assert (aged["1"]["beat_age"], aged["1"]["remaining"]) == (4.0, 17.0)
+    assert (aged["2"]["beat_age"], aged["2"]["remaining"]) == (None, 0.0)
+    assert fleet.headline(fleet.rows("held", 103.0)) == "1 workers, 2 leases: 2 running"
+
+
+def test_a_silent_worker_is_shown_as_such_and_forgotten_later() -> None:
+    """It may be busy, or gone; one that has no leases to tell of is not counted."""
+    fleet = Fleet()
+    fleet.heard({"w1@h": [row()], "w2@h": [], "plain@h": {"error": "x"}}, at=100.0)
+    fleet.heard({"w2@h": []}, at=102.0)
+    assert fleet.silent() == ["w1@h"]
+    assert fleet.headline(fleet.rows("held", 102.0)).endswith("; no reply from w1@h")
+    fleet.heard({"w2@h": []}, at=100.0 + FORGET)
+    assert fleet.rows("held", 120.0) == fleet.silent() == []
+
+
+def test_a_broker_that_is_away_is_told_until_it_is_back() -> None:
+    """What was known before stays."""
+    fleet = Fleet()
+    fleet.heard({"w1@h": [row()]}, at=100.0)
+    fleet.failed("broker away")
+    assert fleet.headline(fleet.rows("held", 101.0)).endswith("; broker away")
+    fleet.heard({"w1@h": []}, at=102.0)
+    assert fleet.headline([]) == "1 workers, 0 leases"
