@@ -16,6 +16,7 @@ import celery_lease
 from celery_lease import settings
 from celery_lease.core.policy import PREFIX
 from celery_lease.settings import LeaseConfigError
+from celery_lease.testing import plugin
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
@@ -89,7 +90,7 @@ def test_settings_that_are_named_exist(page: Path) -> None:
 
 
 #: Names of other things on a page, by page.
-FROM_ELSEWHERE: dict[str, set[str]] = {"brokers": {"lease_messages"}}
+FROM_ELSEWHERE: dict[str, set[str]] = {"brokers": {"lease_messages"}, "testing": set(dir(plugin))}
 
 
 def broken(values: dict[str, Any], name: str) -> str:
