@@ -119,7 +119,7 @@ class Side:
     def events(self, result: AsyncResult[Any], last: str) -> list[str]:
         seen = self.world.events
         eventually(lambda: last in seen.get(result.id, []), WAIT)
-        return list(seen[result.id])
+        return [kind for kind in seen[result.id] if kind.startswith("task-")]
 
 
 def outcome(name: str, *args: Any, **options: Any) -> Callable[[Side], Any]:

@@ -458,3 +458,13 @@ def test_without_a_dispatcher_no_events_are_sent() -> None:
     consumer: Any = SimpleNamespace(event_dispatcher=None)
     compat.send_events(consumer, [("lease-granted", {})])
     assert not compat.wants_events(consumer)
+
+
+def test_a_channel_of_its_own_shares_no_table_of_fanout_queues() -> None:
+    """Kombu's is the class's: who iterates over it must be the only one to write."""
+    from kombu.transport.redis import Channel
+
+    assert Channel.__dict__["_fanout_queues"] is not None
+    made = SimpleNamespace(_fanout_queues=Channel._fanout_queues)
+    connection = SimpleNamespace(channel=lambda: made)
+    assert compat.channel_of_its_own(connection)._fanout_queues is not Channel._fanout_queues

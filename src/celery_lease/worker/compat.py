@@ -119,6 +119,18 @@ def mailbox(app: Any, connection: Any) -> Any:
     return bound
 
 
+def channel_of_its_own(connection: Any) -> Any:
+    """Open a channel for a thread beside the main loop's.
+
+    Kombu's Redis channels share one table of fanout queues, which breaks when one closes while
+    another one, elsewhere, declares.
+    """
+    channel = connection.channel()
+    if hasattr(channel, "_fanout_queues"):
+        channel._fanout_queues = {}  # noqa: SLF001
+    return channel
+
+
 def stop_worker() -> None:
     """Make the worker's main loop shut down warmly and exit with a failure."""
     state.should_stop = EX_FAILURE  # type: ignore[assignment]

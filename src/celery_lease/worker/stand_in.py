@@ -103,7 +103,9 @@ class StandIn:
         state = SimpleNamespace(
             app=app, hostname=consumer.hostname, consumer=consumer, lease_stand_in=True
         )
-        node = Mailbox(consumer.hostname, state, connection.channel(), HANDLERS, mailbox)
+        node = Mailbox(
+            consumer.hostname, state, compat.channel_of_its_own(connection), HANDLERS, mailbox
+        )
 
         def answer(body: Any, message: Any) -> None:
             if body.get("method") in HANDLERS and self._main_is_away():
