@@ -95,12 +95,19 @@ def stage(setup: Setup, valkey: RedisServer, fleet: WorkerFleet) -> Stage:
     return Stage(setup, valkey, fleet)
 
 
+def cry(worker: Worker) -> str:
+    """Have a worker log where each of its threads is; return the log."""
+    worker.send(signal.SIGUSR1)
+    time.sleep(1)  # nothing says when it is done, or whether it can
+    return worker.log
+
+
 def leave(worker: Worker, within: float = 20.0) -> int:
     """Wait for a worker's end; return its exit code."""
     eventually(
         lambda: worker.returncode is not None,
         within,
-        what=lambda: f"{worker.hostname} ends:\n{worker.log}",
+        what=lambda: f"{worker.hostname} ends:\n{cry(worker)}",
     )
     return int(worker.returncode)  # type: ignore[arg-type]
 
@@ -256,17 +263,20 @@ def test_a_broker_that_is_silent_keeps_no_worker(
 ) -> None:
     """It has not hung up and answers nothing: stock Celery waits for ever. The messages expire."""
     stage = Stage(Setup(own_valkey.fresh_url()), own_valkey, fleet)
-    worker = stage.worker()
-    stage.send("beats", 30)
-    stage.ledger.wait("start")
+    stage.having(worker_prefetch_multiplier=1)  # one task for each
+    workers = [stage.worker(pool) for pool in ("prefork", "gevent", "eventlet")]
+    for _ in workers:
+        stage.send("beats", 30)
+    stage.ledger.wait("start", count=3)
     own_valkey.stop()
     try:
-        worker.term()
-        assert leave(worker, 40) == 1
+        for worker in workers:
+            worker.term()
+        assert [leave(worker, 40) for worker in workers] == [1, 1, 1]
     finally:
         own_valkey.cont()
     stage.worker()
-    stage.ledger.wait("start", count=2)
+    stage.ledger.wait("start", count=4)
 
 
 @pytest.mark.parametrize("pool", POOLS)

@@ -468,3 +468,31 @@ def test_a_channel_of_its_own_shares_no_table_of_fanout_queues() -> None:
     made = SimpleNamespace(_fanout_queues=Channel._fanout_queues)
     connection = SimpleNamespace(channel=lambda: made)
     assert compat.channel_of_its_own(connection)._fanout_queues is not Channel._fanout_queues
+
+
+@pytest.mark.parametrize(
+    ("module", "waits"),
+    [
+        ("kombu.transport.redis", True),
+        ("celery.events.dispatcher", True),
+        ("celery.worker.pidbox", True),
+        ("celery.concurrency.gevent", False),
+    ],
+)
+def test_a_green_worker_that_waits_for_its_broker_is_found_out(module: str, waits: bool) -> None:
+    """By its main greenlet's frame: the thread's is that of whoever looks."""
+    greenlet = pytest.importorskip("greenlet")
+    code: dict[str, Any] = {"__name__": module}
+    exec("def wait(switch): switch()", code)  # noqa: S102
+    pool = SimpleNamespace(is_green=True, __module__="celery.concurrency.gevent")
+    enders: list[compat.Ender] = []
+
+    def main() -> None:
+        enders.append(compat.ender(SimpleNamespace(pool=pool, controller=None), lambda: None))
+        code["wait"](looker.switch)
+
+    looker = greenlet.getcurrent()
+    worker = greenlet.greenlet(main)
+    worker.switch()
+    assert enders[0].hangs() is waits
+    worker.switch()

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Modules that wait for the broker while a worker closes; under gevent and eventlet the latter two
+#: for a greenlet that does.
+WAITS_FOR_BROKER = ("kombu.transport.", "celery.worker.pidbox", "celery.events.")
 #: Seconds that a killed process is given to be gone.
 DEATH = 1.0
 REFUSED = 1.0  #: the same before the next connection to a broker that refuses all work
@@ -191,7 +194,7 @@ class Ender:
     #: cannot be ended, it was disowned.
     end: Callable[[Held, Callable[[], None]], bool]
     leave: Callable[[], None]  #: end the worker although disowned tasks still run in it
-    hangs: Callable[[], bool]  #: whether no plain task runs and the main loop waits for the broker
+    hangs: Callable[[], bool]  #: whether no plain task runs and the broker is waited for
     failed: Callable[[], None]  #: let the worker's exit code say that tasks had to be ended
 
 
@@ -209,7 +212,7 @@ def ender(consumer: Consumer, leave_now: Callable[[], None]) -> Ender:
             leave_now()
 
     def hangs() -> bool:
-        return not runs_plain_tasks() and _is_in_kombu(main_frame())
+        return not runs_plain_tasks() and _waits_for_broker(main_frame())
 
     def failed() -> None:
         consumer.controller.exitcode = EX_FAILURE  # type: ignore[attr-defined]
@@ -283,9 +286,9 @@ def _frame_of_this(pool: Any) -> Callable[[], FrameType | None]:
     return lambda: sys._current_frames().get(thread)  # noqa: SLF001  (documented)
 
 
-def _is_in_kombu(frame: FrameType | None) -> bool:
+def _waits_for_broker(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("kombu.transport."):
+        if frame.f_globals.get("__name__", "").startswith(WAITS_FOR_BROKER):
             return True
         frame = frame.f_back
     return False
