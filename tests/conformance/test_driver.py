@@ -242,6 +242,25 @@ def test_what_a_closing_channel_returns_is_not_lost(bench: Bench, desk: Desk) ->
     assert message.claim.losses == 0
 
 
+@pytest.mark.parametrize("settle", ["ack", "reject", "requeue"])
+def test_what_is_settled_after_its_channel_closed_changes_nothing(
+    bench: Bench, desk: Desk, other: Desk, settle: str
+) -> None:
+    """A task that was ended is told of late, when the worker has another connection.
+
+    It went to kombu, which has no connection there any more: ``AttributeError: 'NoneType' object
+    has no attribute 'client'``, the end of the worker.
+    """
+    bench.publish("a")
+    (message,) = desk.receive()
+    desk.connection.release()
+    (heir,) = other.receive()
+    getattr(message, settle)()
+    assert other.extend(heir) is Answer.HELD
+    heir.ack()
+    assert bench.waiting() == 0
+
+
 @pytest.mark.needs("outlives")
 def test_work_that_goes_on_keeps_its_lease_when_the_channel_closes(
     bench: Bench, other: Desk

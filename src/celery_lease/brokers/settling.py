@@ -45,12 +45,14 @@ class SettlingQoS:
     def return_idle(self: Any) -> None:
         """Return what nobody will work on any more; the channel is being closed.
 
-        What is leased is kombu's to restore no longer, whether it goes back or is kept.
+        What is leased is kombu's to restore no longer, whether it goes back or is kept. It stays
+        among the leased ones: who settles it after this asks the holder, and not a channel without
+        a connection, whose error would end the worker.
         """
         leased = [tag for tag in self._delivered if tag in self.leased]
         for tag in leased:
             self._delivered.pop(tag, None)
-        ended = [tag for tag in leased if not self.holder.keeps(tag) and self._release(tag)]
+        ended = [tag for tag in leased if not self.holder.keeps(tag)]
         # Newest first, so that the oldest ends up at the front of the line.
         self.holder.hand_back(ended[::-1], front=True)
 
