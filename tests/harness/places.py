@@ -6,8 +6,11 @@ Which broker can do what stands in :data:`ABILITIES`, and nowhere else in the te
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from amqp.exceptions import NotFound
 
 from harness.rabbitmq import QUORUM, with_queue
 
@@ -24,12 +27,12 @@ VISIBILITY = 6
 
 #: What workers on a broker can do beyond what all can.
 #:
-#: counts: every delivery is counted, whoever got it. buries: what was lost too often gets into a
-#: dead-letter queue. hides: a message is hidden for a time, and not for as long as a connection.
+#: counts: every delivery is counted, whoever got it. tells: losses are known to all workers, and
+#: not only to the one that saw them.
 ABILITIES = {
-    "valkey": {"counts", "buries", "hides"},
-    "sqs": {"counts", "hides"},
-    "pgmq": {"counts", "buries", "hides"},
+    "valkey": {"counts", "tells"},
+    "sqs": {"counts"},
+    "pgmq": {"counts", "tells"},
     "rabbitmq classic": set[str](),
     "rabbitmq quorum": {"counts"},
 }
@@ -87,11 +90,17 @@ def _redis(request: pytest.FixtureRequest, conf: dict[str, Any]) -> Place:
 def _sqs(request: pytest.FixtureRequest, conf: dict[str, Any]) -> Place:
     moto = request.getfixturevalue("moto")
     queue = moto.fresh_queue(VisibilityTimeout=str(VISIBILITY))
+
+    def dead() -> int:
+        with suppress(moto.client().exceptions.QueueDoesNotExist):
+            return int(sum(moto.counts(f"{queue}-dead")))
+        return 0
+
     return Place(
         setup=moto.setup(queue).having(**conf),
         waiting=lambda: int(moto.counts(queue)[0]),
         left=lambda: sum(moto.counts(queue)),
-        dead=lambda: sum(moto.counts(f"{queue}-dead")),
+        dead=dead,
     )
 
 
@@ -117,9 +126,15 @@ def _rabbitmq(
     queue = f"place{next(_numbers)}"
     # A stopped worker keeps its messages until the broker misses its heartbeats.
     setup = server.setup(queue, arguments, broker_heartbeat=4, broker_heartbeat_checkrate=2)
+
+    def dead() -> int:
+        with suppress(NotFound):
+            return int(server.ready(f"{queue}.dead"))
+        return 0
+
     return Place(
         setup=setup.having(**conf),
         waiting=lambda: int(server.ready(queue)),
         left=lambda: sum(server.counts(queue)),
-        dead=lambda: sum(server.counts(f"{queue}.dead")),
+        dead=dead,
     )

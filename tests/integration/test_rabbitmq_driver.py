@@ -50,7 +50,7 @@ def test_a_former_holder_touches_nothing_and_is_told(bench: Bench, queue: Queue)
     assert loser.holder.gone == [stale.claim.tag]
     desk = bench.desk(queue)
     (message,) = desk.receive()
-    assert (message.claim.deliveries, message.claim.losses) == (2, 1)
+    assert (message.claim.deliveries, message.claim.losses) == (2, 0)
     assert message.claim.token > stale.claim.token
     stale.ack()
     assert loser.holder.answers == [Answer.LOST]
@@ -110,6 +110,64 @@ def test_what_is_dropped_is_the_queues_own_to_dead_letter(bench: Bench, queue: Q
     eventually(lambda: bench.waiting(dead) == 1)
     assert desk.receives_nothing(0.2)
     assert bench.waiting(dead) == 1
+
+
+def test_what_is_lost_too_often_is_copied_to_a_queue_of_its_own(bench: Bench, queue: Queue) -> None:
+    """Whole but for what would end it there; then the message is acknowledged."""
+    dead = f"{queue.name}.dead"
+    headers = {"id": "t1", "task": "proj.work"}
+    properties = {"correlation_id": "t1", "priority": 3, "expiration": 60}
+    bench.publish("a", queue=queue, headers=headers, **properties)
+    desk = bench.desk(queue)
+    (message,) = desk.receive()
+    desk.driver.hand_back([message.claim.tag], orderly=False, front=True)
+    (message,) = desk.receive()
+    assert message.claim.losses == 1
+    assert desk.driver.bury(message.claim.tag, dead) is Answer.HELD
+    assert desk.driver.bury(message.claim.tag, dead) is Answer.LOST
+    letters = desk.driver.dead_letters()
+    assert letters.queues([dead, "none"]) == [dead]
+    (letter,) = letters.letters(dead)
+    assert (letter.task_id, letter.task, letter.origin) == ("t1", "proj.work", queue.name)
+    assert (letter.losses, letter.body) == (1, "a")
+    assert letters.retry(letter)
+    (message,) = desk.receive()
+    assert (message.payload, message.headers) == ("a", headers)
+    assert (message.claim.deliveries, message.claim.losses) == (1, 0)
+    assert message.properties["priority"] == 3
+    assert not letters.retry(letter)
+    message.ack()
+
+
+def test_a_letter_that_nobody_takes_stays(bench: Bench, queue: Queue) -> None:
+    """Looking at it changes nothing; throwing it away does."""
+    dead = f"{queue.name}.dead"
+    bench.publish("a", "b", queue=queue)
+    desk = bench.desk(queue)
+    for message in desk.receive(2):
+        desk.driver.bury(message.claim.tag, dead)
+    first, second = desk.driver.dead_letters().letters(dead)
+    assert (first.body, second.body) == ("a", "b")
+    assert desk.driver.dead_letters().purge(first)
+    assert bench.waiting(dead) == 0, "it is being looked at"
+    desk.driver.close()
+    eventually(lambda: bench.waiting(dead) == 1)
+
+
+def test_a_queue_with_a_dead_letter_exchange_keeps_it(bench: Bench, queue: Queue) -> None:
+    """What is lost too often goes there, and no copy is made."""
+    bench.publish(queue=f"{queue.name}.other")
+    queue.queue_arguments = {
+        **queue.queue_arguments,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": f"{queue.name}.other",
+    }
+    bench.publish("a", queue=queue)
+    desk = bench.desk(queue)
+    (message,) = desk.receive()
+    assert desk.driver.bury(message.claim.tag, f"{queue.name}.dead") is Answer.HELD
+    eventually(lambda: bench.waiting(f"{queue.name}.other") == 1)
+    assert desk.driver.dead_letters().queues([f"{queue.name}.dead"]) == []
 
 
 def test_a_holder_that_takes_nothing_more_gets_nothing_more(bench: Bench, queue: Queue) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from celery_lease.brokers.sqs.dead import DEAD
 from celery_lease.brokers.sqs.driver import Arrival, SqsDriver
 from celery_lease.core.delivery import Claim, Terms
 from unit.fakes import FakeClock
@@ -24,6 +26,7 @@ class Api:
     error: Exception | None = None
     meanwhile: Callable[[], None] = lambda: None
     attributes: dict[str, str] = field(default_factory=lambda: {"VisibilityTimeout": "600"})
+    letters: list[tuple[str, Any]] = field(default_factory=list)  #: queues and what is told
     patience: list[float] = field(default_factory=list)
 
     def client(self, _queue: str, within: float) -> Api:
@@ -37,6 +40,16 @@ class Api:
 
     def delete_message_batch(self, **call: Any) -> dict[str, Any]:
         return self._batch("delete", **call)
+
+    def get_queue_url(self, QueueName: str) -> dict[str, Any]:  # noqa: N803
+        if self.error:
+            raise self.error
+        return {"QueueUrl": f"https://sqs/1/{QueueName}"}
+
+    def send_message(self, QueueUrl: str, MessageAttributes: Any, **_: Any) -> None:  # noqa: N803
+        if self.error:
+            raise self.error
+        self.letters.append((QueueUrl, json.loads(MessageAttributes[DEAD]["StringValue"])))
 
     def get_queue_attributes(self, **_: Any) -> dict[str, Any]:
         if self.error:
@@ -93,5 +106,10 @@ class SqsBench:
             served_at=1_800_000_000,
             sent_ms=None,
             backoff=backoff,
+            raw={
+                "MessageId": "m",
+                "Body": "{}",
+                "Attributes": {"ApproximateReceiveCount": str(receives)},
+            },
         )
         return self.driver.claim(arrival, Terms(seconds=seconds), now)

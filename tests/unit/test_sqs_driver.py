@@ -220,12 +220,52 @@ def test_a_redrive_policy_is_told_with_the_claim(bench: SqsBench) -> None:
     assert claim.delivery_limit == 3
 
 
-def test_earlier_deliveries_count_as_losses(bench: SqsBench) -> None:
-    """SQS counts receives and does not say how they ended."""
-    claim = bench.receive(receives=4)
+def losses(bench: SqsBench, handle: str, receives: int) -> int:
+    """Receive a message and return its losses."""
+    claim = bench.receive(handle, receives=receives)
     assert claim is not None
-    assert (claim.deliveries, claim.losses) == (4, 3)
-    assert not bench.driver.capabilities.tells_losses
+    assert claim.deliveries == receives
+    return claim.losses
+
+
+def test_losses_are_those_that_were_seen_here(bench: SqsBench) -> None:
+    """SQS counts receives and does not say how they ended: others' may have been orderly."""
+    assert losses(bench, "a", 4) == 0
+    bench.driver.hand_back(["a"], orderly=True)
+    assert losses(bench, "b", 5) == 0
+    bench.driver.hand_back(["b"], orderly=False)
+    bench.driver.hand_back(["b"], orderly=False)  # said twice
+    assert losses(bench, "c", 7) == 1
+    bench.clock.advance(601.0)
+    bench.driver.reap(limit=50)
+    bench.driver.hand_back(["c"], orderly=False)  # its task was ended after it expired
+    assert losses(bench, "d", 8) == 2
+    assert losses(bench, "e", 1) == 0, "another message"
+
+
+def test_a_dead_letter_is_there_before_its_message_is_deleted(bench: SqsBench) -> None:
+    """If SQS answers only the first of the two, asking again does not send it twice."""
+    bench.receive("a", receives=2)
+    bench.api.error = silent()
+    assert bench.driver.bury("a", "q.dead") is UNKNOWN
+    assert bench.api.letters == []
+    bench.api.error, bench.api.fail["a"] = None, {"Code": "InternalError"}
+    assert bench.driver.bury("a", "q.dead") is UNKNOWN
+    bench.api.fail.clear()
+    assert bench.driver.bury("a", "q.dead") is HELD
+    ((url, letter),) = bench.api.letters
+    assert url == "https://sqs/1/q-dead"
+    assert letter["deliveries"] == 2
+    assert [entry["ReceiptHandle"] for entry in bench.api.sent("delete")] == ["a", "a"]
+    assert bench.driver.bury("a", "q.dead") is LOST
+
+
+def test_a_stale_handle_buries_nothing(bench: SqsBench) -> None:
+    """The message may be somebody else's by now."""
+    bench.receive("a")
+    bench.clock.advance(601.0)
+    assert bench.driver.bury("a", "q.dead") is LOST
+    assert bench.api.letters == []
 
 
 def test_a_queue_that_may_not_be_asked_is_taken_for_a_usual_one(bench: SqsBench) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from celery_lease import settings
 from celery_lease.cli.broker import driver_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from celery import Celery
 
     from celery_lease.core.dead import DeadLetter, DeadLetters
 
@@ -36,8 +40,8 @@ def dead() -> None:
 @click.pass_context
 def list_(ctx: click.Context, queues: tuple[str, ...]) -> None:
     """List dead letters, the oldest first."""
-    with driver_of(ctx.obj.app, "buries") as driver:
-        for letter in _letters(driver.dead_letters(), queues):
+    with _opened(ctx.obj.app, queues) as (letters, named):
+        for letter in _letters(letters, named):
             click.echo(
                 f"{_when(letter.died_at)}  {letter.queue}  {letter.task}[{letter.task_id}]  "
                 f"lost {letter.losses} times"
@@ -50,8 +54,8 @@ def list_(ctx: click.Context, queues: tuple[str, ...]) -> None:
 @click.pass_context
 def show(ctx: click.Context, task_id: str, queues: tuple[str, ...]) -> None:
     """Show a dead letter with the history of its deliveries, as JSON."""
-    with driver_of(ctx.obj.app, "buries") as driver:
-        for letter in _chosen(driver.dead_letters(), queues, [task_id]):
+    with _opened(ctx.obj.app, queues) as (letters, named):
+        for letter in _chosen(letters, named, [task_id]):
             click.echo(json.dumps(_facts(letter), indent=2, ensure_ascii=False))
 
 
@@ -62,9 +66,8 @@ def show(ctx: click.Context, task_id: str, queues: tuple[str, ...]) -> None:
 @click.pass_context
 def retry(ctx: click.Context, tasks: tuple[str, ...], every: bool, queues: tuple[str, ...]) -> None:
     """Send dead letters back to the queues they came from, with nothing counted against them."""
-    with driver_of(ctx.obj.app, "buries") as driver:
-        letters = driver.dead_letters()
-        _each(_chosen(letters, queues, None if every else tasks), letters.retry, "sent back")
+    with _opened(ctx.obj.app, queues) as (letters, named):
+        _each(_chosen(letters, named, None if every else tasks), letters.retry, "sent back")
 
 
 @dead.command()
@@ -81,16 +84,29 @@ def purge(
     force: bool,
 ) -> None:
     """Throw dead letters away."""
-    with driver_of(ctx.obj.app, "buries") as driver:
-        letters = driver.dead_letters()
-        chosen = _chosen(letters, queues, None if every else tasks)
+    with _opened(ctx.obj.app, queues) as (letters, named):
+        chosen = _chosen(letters, named, None if every else tasks)
         if not force:
             click.confirm(f"throw {len(chosen)} messages away for good?", abort=True)
         _each(chosen, letters.purge, "thrown away")
 
 
+@contextmanager
+def _opened(app: Celery, queues: Sequence[str]) -> Iterator[tuple[DeadLetters, Sequence[str]]]:
+    """Yield an app's dead letters and the queues to look at; if none is named, what holds some."""
+    with driver_of(app, "buries") as driver:
+        letters = driver.dead_letters()
+        yield letters, queues or letters.queues(_likely(app))
+
+
+def _likely(app: Celery) -> list[str]:
+    """Return the dead-letter queues of the queues that an app knows."""
+    of = settings.load(app.conf).dead_letter_queue_of
+    return [of(queue) for queue in app.amqp.queues]
+
+
 def _letters(letters: DeadLetters, queues: Sequence[str]) -> Iterator[DeadLetter]:
-    for queue in queues or letters.queues():
+    for queue in queues:
         yield from letters.letters(queue)
 
 

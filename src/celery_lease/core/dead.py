@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,11 @@ class DeadLetter:
 class DeadLetters(Protocol):
     """The dead-letter queues of a broker. All raise what the client library raises."""
 
-    def queues(self) -> list[str]:
-        """Return the names of the queues that hold something."""
+    def queues(self, likely: Sequence[str]) -> list[str]:
+        """Return the names of the queues that hold something.
+
+        Of a broker that cannot be asked for them, of those that are *likely* to.
+        """
         ...
 
     def letters(self, queue: str) -> Iterator[DeadLetter]:

@@ -43,7 +43,7 @@ class Claim:
     token: int  #: fencing token; grows over all deliveries of a task id
     queue: str
     deliveries: int  #: this one included
-    losses: int  #: earlier deliveries that ended by crash or expiry
+    losses: int  #: earlier deliveries that ended by crash or expiry, as far as that is known
     asked_at: float  #: clock reading before the call that made the claim
     seconds: float  #: granted for this long, counted from no earlier than ``asked_at``
     provisional: bool = False  #: the broker's own expiry is another yet: to be extended soon
@@ -82,7 +82,7 @@ class Capabilities:
     fences: bool  #: the broker itself turns away a former holder
     confirms: bool  #: the broker can say whether an expired lease is still the asker's
     granularity: float  #: seconds; expiries are rounded to this
-    tells_losses: bool = True  #: else every earlier delivery is taken for a loss
+    tells_losses: bool = True  #: else those count that this process has seen
     reaps: bool = False  #: expired messages come back by the driver, not by the broker itself
     buries: bool = False  #: dead letters are the driver's to move, not the broker's
     drops: bool = False  #: the broker does something of its own with what is dropped
@@ -176,7 +176,8 @@ class Driver(Protocol):
     def bury(self, tag: str, queue: str) -> Answer:
         """Move a held message to a dead-letter queue, never raising; where the driver buries.
 
-        Asked again after :attr:`Answer.UNKNOWN`, it says whether the message got there.
+        Asked again after :attr:`Answer.UNKNOWN`, it says whether the message got there. At a broker
+        that cannot move a message in one step, it may get there twice, but never not at all.
         """
         ...
 

@@ -37,7 +37,9 @@ def refuse(lease: Lease, dead_letter_queue_of: Callable[[str], str] | None) -> N
         TooManyDeliveries: It was; the error names where the message belongs.
     """
     claim = lease.claim
-    if dead_letter_queue_of and claim.losses >= lease.policy.max_deliveries:
+    if dead_letter_queue_of is None or claim.delivery_limit is not None:
+        return  # there is none, or the queue's own limit decides
+    if claim.losses >= lease.policy.max_deliveries:
         queue = dead_letter_queue_of(claim.queue)
         if queue == claim.queue:  # a worker consumes the dead letters
             queue += DEAD_AGAIN

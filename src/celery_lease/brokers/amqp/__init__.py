@@ -28,8 +28,11 @@ longer (30 minutes unless configured), and all other messages of that channel ar
 lease ends before; see :mod:`.limits`.
 
 **Deliveries** are counted by quorum queues. Classic ones only say that there was an earlier one;
-see :mod:`.counts`. Why one ended is written nowhere, so all earlier ones count as lost.
+see :mod:`.counts`. Why one ended is written nowhere, so the losses are those that this process has
+seen: see :mod:`..losses`. A delivery that ended with its channel is none.
 
-**Dead letters** are the queue's own: its dead-letter exchange gets what is rejected for good, and,
-of a quorum queue, what was delivered more often than its ``x-delivery-limit``.
+**Dead letters** are the queue's own if it is declared with a dead-letter exchange: that gets what
+is rejected for good or lost too often, and, of a quorum queue, what was delivered more often than
+its ``x-delivery-limit``. Else what is lost too often is copied to a queue of ours: see
+:mod:`.dead`.
 """

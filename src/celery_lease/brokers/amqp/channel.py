@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Holder
 
+#: Argument of a queue that has a dead-letter exchange.
+DEAD_LETTERS = "x-dead-letter-exchange"
+
 
 class Leasing:
     """What a leasing channel does differently; mixed into the class of a live one.
@@ -40,6 +43,7 @@ class Leasing:
     lease_clock: Clock
     limits: dict[str, Limit]  # of all queues that were consumed, by consumer tag
     consumers: dict[str, Callable[[], Any]]  # how to consume once more, by consumer tag
+    dead_lettered: set[str]  # consumer tags; their queues have a dead-letter exchange
     stopped: bool  # the broker was asked to deliver nothing more
 
     def basic_consume(
@@ -48,10 +52,12 @@ class Leasing:
         """Consume, and remember from where; for a holder that takes nothing more, only that."""
         arguments = (options.get("arguments") or {}, *_queue_arguments(callback, queue))
         timeout = consumer_timeout(self.connection.client.transport_options or {}, arguments)
+        is_dead_lettered = any(DEAD_LETTERS in each for each in arguments)
         consume = partial(super().basic_consume, queue, *args, callback=callback, **options)  # type: ignore[misc]
         # Before the call: while it waits for its answer, messages may come.
         if tag := options.get("consumer_tag"):
             self.limits[tag], self.consumers[tag] = Limit(queue, timeout), consume
+            (self.dead_lettered.add if is_dead_lettered else self.dead_lettered.discard)(tag)
             if self.lease_holder.backlogged:
                 self.stopped = True
                 return tag
@@ -67,7 +73,7 @@ class Leasing:
         message = super().message_to_python(raw)  # type: ignore[misc]
         consumer = message.delivery_info.get("consumer_tag")
         if consumer in self.limits and consumer not in self.no_ack_consumers:
-            self._lease(message, self.limits[consumer])
+            self._lease(message, raw, consumer)
         return message
 
     def basic_ack(self: Any, delivery_tag: Any, multiple: bool = False, **options: Any) -> Any:
@@ -125,7 +131,8 @@ class Leasing:
             if lost:
                 self.lease_holder.lost(lost)
 
-    def _lease(self: Any, message: Any, limit: Limit) -> None:
+    def _lease(self: Any, message: Any, raw: Any, consumer: str) -> None:
+        limit = self.limits[consumer]
         terms = self.lease_holder.terms(message)
         if terms is None:
             return
@@ -137,6 +144,8 @@ class Leasing:
             message_id=message.properties.get("correlation_id") or "",
             headers=message.headers,
             redelivered=bool(message.delivery_info.get("redelivered")),
+            raw=raw,
+            is_dead_lettered=consumer in self.dead_lettered,
         )
         claim = self.lease_driver.claim(arrival, terms, self.lease_clock.now())
         message.delivery_tag = claim.tag
@@ -159,6 +168,7 @@ def lease_messages(channel: Any, driver: AmqpDriver, holder: Holder, clock: Cloc
     mix_in(Leasing, channel)
     channel.lease_driver, channel.lease_holder, channel.lease_clock = driver, holder, clock
     channel.limits, channel.consumers, channel.stopped = {}, {}, False
+    channel.dead_lettered = set()
 
 
 def turn(channel: Any) -> None:

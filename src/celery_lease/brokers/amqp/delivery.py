@@ -28,6 +28,10 @@ class Delivery:
     queue: str
     about: Mapping[str, Any]
     expiry: float  #: clock reading
+    raw: Any = None  #: the message as it came
+    deliveries: int = 1  #: this one included
+    losses: int = 0
+    is_dead_lettered: bool = False  #: the queue has a dead-letter exchange
 
     def acknowledge(self) -> bool:
         """Settle for good; False: the channel is gone, and the message with it."""

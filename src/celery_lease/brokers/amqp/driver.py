@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import AMQPError
+from kombu.exceptions import OperationalError
 
+from celery_lease.brokers.amqp import dead
 from celery_lease.brokers.amqp.counts import Counts
+from celery_lease.brokers.amqp.dead import AmqpDeadLetters
 from celery_lease.brokers.amqp.delivery import Delivery
 from celery_lease.brokers.amqp.frames import is_cut
 from celery_lease.brokers.amqp.tokens import Tokens
+from celery_lease.brokers.losses import Losses
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal, Terms
 
@@ -44,6 +48,8 @@ class Arrival:
     message_id: str
     headers: Mapping[str, Any]
     redelivered: bool
+    raw: Any = None  #: the message as it came
+    is_dead_lettered: bool = False  #: its queue has a dead-letter exchange
 
 
 class AmqpDriver:
@@ -55,12 +61,16 @@ class AmqpDriver:
         confirms=False,
         granularity=0.0,
         tells_losses=False,
+        buries=True,
         drops=True,
     )
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, dial: Callable[[], Any] | None = None) -> None:
+        """*dial* makes a kombu connection to the same broker."""
         self._clock = clock
-        self._tokens, self._counts = Tokens(clock), Counts()
+        self._dial = dial or _nowhere
+        self._tokens, self._counts, self._losses = Tokens(clock), Counts(), Losses()
+        self._letters = AmqpDeadLetters(self._dial)
         self._name = uuid.uuid4().hex[:8]
         #: Guards the table and the expiries in it; held for neither a call nor a callback.
         self._lock = threading.Lock()
@@ -73,19 +83,27 @@ class AmqpDriver:
         token = self._tokens.next()
         seconds = min(terms.seconds, arrival.limit.seconds)
         tag = f"{self._name}.{token}.{arrival.number}"
+        name, again = arrival.message_id, arrival.redelivered
+        deliveries = self._counts.count(name, arrival.headers, redelivered=again)
+        losses = self._losses.delivered(tag, name, again=again)
         with self._lock:
             self._deliveries[tag] = Delivery(
-                arrival.channel, arrival.number, arrival.queue, terms.about, now + seconds
+                channel=arrival.channel,
+                number=arrival.number,
+                queue=arrival.queue,
+                about=terms.about,
+                expiry=now + seconds,
+                raw=arrival.raw,
+                deliveries=deliveries,
+                losses=losses,
+                is_dead_lettered=arrival.is_dead_lettered,
             )
-        deliveries = self._counts.count(
-            arrival.message_id, arrival.headers, redelivered=arrival.redelivered
-        )
         return Claim(
             tag=tag,
             token=token,
             queue=arrival.queue,
             deliveries=deliveries,
-            losses=deliveries - 1,
+            losses=losses,
             asked_at=now,
             seconds=seconds,
             limit=arrival.limit.seconds,
@@ -117,6 +135,9 @@ class AmqpDriver:
         # Before they go back: a holder that takes nothing more would be given them again.
         for channel in {held.channel for tag in tags if (held := self._deliveries.get(tag))}:
             channel.stop_if_backlogged()
+        if not orderly:
+            for tag in tags:
+                self._losses.lost(tag)
         return self._settle(tags, lambda held: held.give_back(orderly=orderly))
 
     def return_unclaimed(self, attempts: Sequence[Any]) -> list[Answer]:
@@ -129,6 +150,8 @@ class AmqpDriver:
         with self._lock:
             late = [tag for tag, held in self._deliveries.items() if now >= held.expiry + GRACE]
             taken = [(tag, self._deliveries.pop(tag)) for tag in late[:limit]]
+        for tag, _ in taken:
+            self._losses.lost(tag)
         return [
             Reaped(tag=tag, queue=held.queue, late=now - held.expiry, about=held.about)
             for tag, held in taken
@@ -143,8 +166,39 @@ class AmqpDriver:
                 del self._deliveries[tag]
         return tags
 
+    def bury(self, tag: str, queue: str) -> Answer:
+        """Leave a message to its queue's dead-letter exchange, if it has one.
+
+        Else copy it to a dead-letter queue, and acknowledge it when RabbitMQ has the copy.
+        """
+        held = self._deliveries.get(tag)
+        if held is None or held.channel.connection is None:
+            return Answer.LOST
+        if held.is_dead_lettered:
+            return self.drop([tag])[0]
+        try:
+            with self._dial() as connection:
+                dead.copy(connection, held.raw, queue, self._told(held))
+        except (AMQPError, OperationalError, OSError) as exc:
+            logger.warning("message not copied to dead-letter queue %s: %s", queue, exc)
+            return Answer.UNKNOWN
+        return self.complete([tag])[0]
+
+    def dead_letters(self) -> AmqpDeadLetters:
+        """Return the dead-letter queues; what is looked at there is kept until :meth:`close`."""
+        return self._letters
+
     def close(self) -> None:
-        """Do nothing: the connections are kombu's."""
+        """Close what is open of the driver's own; those of the leases are kombu's."""
+        self._letters.close()
+
+    def _told(self, held: Delivery) -> dict[str, Any]:
+        return {
+            "queue": held.queue,
+            "deliveries": held.deliveries,
+            "losses": held.losses,
+            "at": self._clock.wall().timestamp(),
+        }
 
     def _open_connections(self, renewals: Sequence[Renewal]) -> dict[int, Any]:
         """Return the connections that messages came by and that are open, by their ids."""
@@ -185,5 +239,13 @@ class AmqpDriver:
 
 def connect(channel: Any, clock: Clock | None = None) -> AmqpDriver:
     """Make a driver; its connections are those of the channels that are leased."""
-    del channel
-    return AmqpDriver(clock or SystemClock())
+    client = channel.connection.client
+
+    def dial() -> Any:
+        return client.clone(connect_timeout=dead.PATIENCE)
+
+    return AmqpDriver(clock or SystemClock(), dial)
+
+
+def _nowhere() -> Any:
+    raise OSError("no way to the broker")

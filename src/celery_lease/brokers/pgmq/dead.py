@@ -7,17 +7,16 @@ those. In it a message starts afresh: whatever moves it to a queue has it run ag
 
 from __future__ import annotations
 
-import base64
-import json
 from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
+from celery_lease.brokers.payloads import body_of
 from celery_lease.brokers.pgmq.statements import RETURNS, table
 from celery_lease.core.dead import DeadLetter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 #: Key in a row's ``headers`` that says since when it is dead, where it came from, and its losses.
 DEAD = "celery_lease_dead"
@@ -104,8 +103,9 @@ class PgmqDeadLetters:
         self._run = run
         self._names = names
 
-    def queues(self) -> list[str]:
+    def queues(self, likely: Sequence[str] = ()) -> list[str]:
         """Return the names, as in pgmq, of the queues that hold something."""
+        del likely
         names = [name for (name,) in self._run(_format(_QUEUES))]
         return [name for name in names if next(self.letters(name), None)]
 
@@ -145,17 +145,9 @@ def _letter(queue: str, message: Any, dead: Any) -> DeadLetter:
         died_at=float(dead["at"]),
         losses=dead["losses"],
         headers=headers,
-        body=_body(message),
+        body=body_of(message),
         text=tag.encode(),
     )
-
-
-def _body(message: Any) -> str:
-    """Return a message's body as text, as far as it is some."""
-    body = message.get("body")
-    if message["properties"].get("body_encoding") == "base64" and isinstance(body, str):
-        return base64.b64decode(body).decode(errors="replace")
-    return body if isinstance(body, str) else json.dumps(body)
 
 
 def _format(text: str, **names: sql.Composable) -> sql.Composed:

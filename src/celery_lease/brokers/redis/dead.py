@@ -6,18 +6,18 @@ Moving one is a script: it is in one list or in the other.
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import TYPE_CHECKING, Any
 
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps
 
+from celery_lease.brokers.payloads import body_of
 from celery_lease.brokers.redis.attempt import OURS
 from celery_lease.core.dead import DeadLetter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from celery_lease.brokers.redis.driver import RedisDriver
 
@@ -31,8 +31,9 @@ class RedisDeadLetters:
     def __init__(self, driver: RedisDriver) -> None:
         self._driver = driver
 
-    def queues(self) -> list[str]:
+    def queues(self, likely: Sequence[str] = ()) -> list[str]:
         """Return the names of the queues that hold something."""
+        del likely
         names: Any = self._driver.call(lambda client: client.smembers(self._driver.keys.graveyards))
         return sorted(map(bytes_to_str, names))
 
@@ -81,16 +82,8 @@ def _letter(queue: str, text: bytes) -> DeadLetter | None:
             losses=dead.get("losses", 0),
             history=tuple(dead.get("history") or ()),
             headers=headers,
-            body=_body(payload),
+            body=body_of(payload),
             text=text,
         )
     except (ValueError, KeyError, AttributeError, TypeError):
         return None
-
-
-def _body(payload: dict[str, Any]) -> str:
-    """Return a message's body as text, as far as it is some."""
-    body = payload.get("body")
-    if payload["properties"].get("body_encoding") == "base64" and isinstance(body, str):
-        return base64.b64decode(body).decode(errors="replace")
-    return str(body)

@@ -20,9 +20,10 @@ invisible for the queue's timeout. A poll waits no longer than a third of that t
 **Twelve hours** after it was received a message is anybody's again, whatever was extended. The
 lease ends a little before, and the task is told so.
 
-**Deliveries** are ``ApproximateReceiveCount``. Why one ended is written nowhere, so all earlier
-ones count as lost. Where a queue has a redrive policy, SQS's own count and dead-letter queue
-decide, and ``lease_max_deliveries`` does nothing.
+**Deliveries** are ``ApproximateReceiveCount``. Why one ended is written nowhere, so the losses are
+those that this process has seen: see :mod:`..losses`, and :mod:`.dead` for what is lost too often.
+Where a queue has a redrive policy, SQS's own count and dead-letter queue decide, and
+``lease_max_deliveries`` does nothing.
 
 **Fencing tokens** are made in :mod:`.fencing`. **FIFO queues** are polled for one message at a
 time, because a group is blocked by what was received before a poll, not by what comes with it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import (
@@ -19,8 +19,11 @@ from botocore.exceptions import (
     EndpointConnectionError,
 )
 
+from celery_lease.brokers.losses import Losses
+from celery_lease.brokers.sqs import dead
 from celery_lease.brokers.sqs.answers import answers_of, failures_of
 from celery_lease.brokers.sqs.clients import Clients
+from celery_lease.brokers.sqs.dead import SqsDeadLetters
 from celery_lease.brokers.sqs.fencing import fencing_token
 from celery_lease.brokers.sqs.queues import Queue, Queues
 from celery_lease.brokers.sqs.receipts import Receipt, Receipts
@@ -28,7 +31,7 @@ from celery_lease.core.clock import SystemClock
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal, Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from celery_lease.core.clock import Clock
 
@@ -63,6 +66,7 @@ class Arrival:
     served_at: int  #: when SQS answered, in seconds since 1970
     sent_ms: int | None  #: when the message was sent, in milliseconds since 1970, if known
     backoff: int = 0
+    raw: Mapping[str, Any] = field(default_factory=dict)  #: the message as SQS gave it
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +87,15 @@ class SqsDriver:
     """Leases on the queues of one connection. Thread-safe; not for use across a fork."""
 
     capabilities = Capabilities(
-        extends=True, fences=False, confirms=False, granularity=1.0, tells_losses=False
+        extends=True, fences=False, confirms=False, granularity=1.0, tells_losses=False, buries=True
     )
 
-    def __init__(self, clock: Clock, clients: Clients | None = None) -> None:
+    def __init__(self, clock: Clock, clients: Clients | None = None, channel: Any = None) -> None:
+        """Of *channel* only an operator's command has need, for queues that nobody consumes."""
         self.clients = clients or Clients()
+        self._losses = Losses()
+        self._copied: set[str] = set()  # tags of what is in a dead-letter queue, but not deleted
+        self._letters = SqsDeadLetters(self.clients, channel)
         self.queues = Queues(self.clients)
         self.receipts = Receipts()
         self._clock = clock
@@ -105,15 +113,18 @@ class SqsDriver:
         good_until = arrival.asked_at + queue.visibility
         if good_until <= now:
             return None
-        self.receipts.add(
-            Receipt(arrival.handle, arrival.queue, arrival.url, good_until, arrival.backoff)
+        receipt = Receipt(
+            arrival.handle, arrival.queue, arrival.url, good_until, arrival.backoff, arrival.raw
         )
+        self.receipts.add(receipt)
         return Claim(
             tag=arrival.handle,
             token=fencing_token(arrival.served_at, arrival.sent_ms, arrival.receives),
             queue=arrival.queue,
             deliveries=arrival.receives,
-            losses=arrival.receives - 1,
+            losses=self._losses.delivered(
+                arrival.handle, arrival.raw.get("MessageId", ""), again=arrival.receives > 1
+            ),
             asked_at=now,
             seconds=min(terms.seconds, good_until - now),
             provisional=True,
@@ -147,7 +158,9 @@ class SqsDriver:
         Those that are rejected rather than handed back, not to the *front*, wait as long as
         kombu's backoff policy for their task says.
         """
-        del orderly
+        if not orderly:
+            for tag in tags:
+                self._losses.lost(tag)
         return self._ask(_CHANGE, [self._entry(tag, front=front) for tag in tags], ANSWER_TIMEOUT)
 
     def release(self, queue: str, url: str, handles: Sequence[str]) -> None:
@@ -177,8 +190,31 @@ class SqsDriver:
             self.queues.refresh()
         return []
 
+    def bury(self, tag: str, queue: str) -> Answer:
+        """Copy a message to a dead-letter queue, which is made if need be, and delete it then."""
+        receipt = self.receipts.good(tag, self._clock.now())
+        if receipt is None:
+            return Answer.LOST
+        if tag not in self._copied:
+            try:
+                client = self.clients.client(receipt.queue, ANSWER_TIMEOUT)
+                dead.copy(client, receipt, queue, self._losses.of(tag), self._clock.wall())
+            except (BotoCoreError, ClientError) as exc:
+                self._tell(receipt.queue, exc)
+                return Answer.UNKNOWN
+            self._copied.add(tag)
+        (answer,) = self.complete([tag])
+        if answer is not Answer.UNKNOWN:
+            self._copied.discard(tag)
+        return answer
+
+    def dead_letters(self) -> SqsDeadLetters:
+        """Return the dead-letter queues; what is looked at there is hidden until :meth:`close`."""
+        return self._letters
+
     def close(self) -> None:
         """Close the driver's connections; a later call opens them again."""
+        self._letters.close()
         self.clients.close()
 
     def _entry(self, tag: str, *, front: bool | None = None) -> _Entry | Answer:
@@ -281,5 +317,4 @@ def _tens(entries: Sequence[_Entry | Answer]) -> Iterator[list[tuple[int, _Entry
 
 def connect(channel: Any, clock: Clock | None = None) -> SqsDriver:
     """Make a driver; of a kombu *channel* it learns queue by queue, as they are consumed."""
-    del channel
-    return SqsDriver(clock or SystemClock())
+    return SqsDriver(clock or SystemClock(), channel=channel)

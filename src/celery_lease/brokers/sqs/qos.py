@@ -85,6 +85,7 @@ class LeaseQoS(SettlingQoS, kombu_sqs.QoS):
             served_at=int(self.clock.wall().timestamp()) if served_at is None else served_at,
             sent_ms=None if sent is None else int(sent),
             backoff=self._backoff(queue, message, receives),
+            raw=info["sqs_message"],
         )
 
     def _backoff(self, queue: str, message: Any, receives: int) -> int:

@@ -7,7 +7,11 @@ can only make it shorter here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,7 @@ class Receipt:
     url: str
     good_until: float
     backoff: int = 0  #: seconds that kombu's backoff policy wants before the next delivery
+    raw: Mapping[str, Any] = field(default_factory=dict)  #: the message as SQS gave it
 
 
 class Receipts:
