@@ -112,7 +112,7 @@ def _pgmq(request: pytest.FixtureRequest, conf: dict[str, Any]) -> Place:
         return sum(length for (length,) in database.execute(statement))
 
     return Place(
-        setup=database.setup(visibility_timeout=VISIBILITY).having(**conf),
+        setup=database.setup(visibility_timeout=VISIBILITY, pool_size=1).having(**conf),
         waiting=lambda: int(database.counts()[0]),
         left=lambda: sum(database.counts()),
         dead=dead,

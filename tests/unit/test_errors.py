@@ -22,7 +22,7 @@ FACTS: dict[str, tuple[Any, ...]] = {
     "TooManyDeliveries": ("id-1", 5, "celery.dead"),
     "ReceiptHandleExpiredError": ("message-1",),
     "AlreadyAttached": ("message-1",),
-    "UnsupportedBroker": ("filesystem", ("redis", "sqs")),
+    "UnsupportedBroker": ("filesystem", ("redis", "sqs"), "it keeps nothing"),
     "LeaseConfigError": ((Fault("lease_interval", -1, "must be positive", "set 5"),), "app"),
     "CheckpointError": ("id-1", "no store"),
     "CheckpointTooLarge": ("id-1", 70_000, 65_536),
@@ -101,6 +101,7 @@ def test_messages_name_the_task_the_reason_and_what_to_do() -> None:
         "lease of task id-1 lost: another delivery owns the message"
     )
     assert "redis, sqs" in str(example(celery_lease.UnsupportedBroker))
+    assert "(it keeps nothing)" in str(example(celery_lease.UnsupportedBroker))
     assert "lease_enabled = False" in str(example(celery_lease.UnsupportedBroker))
     assert "celery.dead" in str(example(celery_lease.TooManyDeliveries))
     assert "leave that block first" in str(example(celery_lease.AlreadyAttached))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -121,3 +122,23 @@ def test_a_transport_without_a_driver_is_refused_by_name() -> None:
     assert "'filesystem'" in text
     assert all(name in text for name in brokers.DRIVERS)
     brokers.check(Connection("memory://"))
+
+
+@pytest.mark.parametrize(
+    ("transport", "driver_type", "why"),
+    [
+        ("gcpubsub", "gcpubsub", "kombu extends whatever it has received"),
+        ("azureservicebus", "N/A", "renews locks with no regard for the task"),
+    ],
+)
+def test_a_transport_that_renews_by_itself_is_refused_with_the_reason(
+    transport: str, driver_type: str, why: str
+) -> None:
+    """Its renewals prove that a process lives, and not that a task gets on."""
+    connection = SimpleNamespace(
+        transport=SimpleNamespace(driver_type=driver_type), transport_cls=transport
+    )
+    with pytest.raises(UnsupportedBroker) as refused:
+        brokers.check(connection)
+    assert f"no leases on transport '{transport}' (" in str(refused.value)
+    assert why in str(refused.value)

@@ -22,6 +22,13 @@ DRIVERS = {
     "amqp": "celery_lease.brokers.amqp",
     "memory": "celery_lease.brokers.memory",
 }
+#: Why there is none for a transport of which one might think that it needs none.
+REASONS = {
+    "gcpubsub": "kombu extends whatever it has received, for as long as the process lives, so a "
+    "task that hangs would keep its message for ever",
+    "azureservicebus": "the client library renews locks with no regard for the task, up to "
+    "max_lock_renewal_duration, or not at all",
+}
 
 
 def check(connection: Any) -> None:
@@ -32,7 +39,8 @@ def check(connection: Any) -> None:
     """
     driver_type = connection.transport.driver_type
     if driver_type not in DRIVERS:
-        raise UnsupportedBroker(connection.transport_cls or driver_type, tuple(DRIVERS))
+        name = connection.transport_cls or driver_type
+        raise UnsupportedBroker(name, tuple(DRIVERS), REASONS.get(name, ""))
 
 
 def driver(channel: Any) -> Driver:

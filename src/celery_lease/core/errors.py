@@ -107,14 +107,18 @@ class AlreadyAttached(LeaseError, RuntimeError):
 class UnsupportedBroker(LeaseError):
     """The broker's transport has no lease driver."""
 
-    def __init__(self, transport: str = "", supported: tuple[str, ...] = ()) -> None:
-        super().__init__(transport, supported)
+    def __init__(
+        self, transport: str = "", supported: tuple[str, ...] = (), reason: str = ""
+    ) -> None:
+        super().__init__(transport, supported, reason)
         self.transport = transport
         self.supported = supported
+        self.reason = reason
 
     def __str__(self) -> str:
+        why = f" ({self.reason})" if self.reason else ""
         return (
-            f"no leases on transport {self.transport!r}; drivers exist for: "
+            f"no leases on transport {self.transport!r}{why}; drivers exist for: "
             f"{', '.join(self.supported) or 'none'}. Use one of these brokers, or set "
             f"lease_enabled = False to run leased tasks as plain late-ack tasks"
         )
