@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 from celery_lease.cli import broker
+from celery_lease.core.delivery import Terms
 from harness.lease_desk import Bench
 from harness.setup import Setup
 from harness.shell import Shell
@@ -236,6 +237,16 @@ def test_top_in_a_pipe_prints_snapshots_until_the_reader_leaves(crowd: Crowd) ->
     assert "\x1b" not in "".join(lines)
 
 
+def test_a_task_is_explained_by_whoever_knows_it(crowd: Crowd) -> None:
+    """It runs, or waits behind it; the workers, the broker and the backend are asked."""
+    told = crowd.shell("explain", crowd.running, "-t", "5")
+    assert f"views.work[{crowd.running}] runs on {crowd.worker.hostname}, process " in told
+    assert "working" in told
+    assert "unless it beats" in told
+    told = crowd.shell("explain", crowd.waiting[9], "-t", "5")
+    assert f"waits at {crowd.worker.hostname} since" in told
+
+
 def test_one_of_many_is_cancelled_by_its_id(crowd: Crowd) -> None:
     """A waiting one is gone at once; the others stay."""
     one, other = crowd.waiting[3], crowd.waiting[4]
@@ -252,7 +263,9 @@ def test_one_of_many_is_cancelled_by_its_id(crowd: Crowd) -> None:
 # Nobody there.
 
 
-@pytest.mark.parametrize("command", [["status"], ["cancel", "x"], ["top"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [["status"], ["cancel", "x"], ["top"], ["explain", "x"]], ids=" ".join
+)
 def test_a_broker_that_is_away_is_told_in_one_line(nobody: Shell, command: list[str]) -> None:
     """Which broker, why, what to check; no traceback, and not zero."""
     nobody.app.conf.broker_url = DEAD
@@ -300,4 +313,35 @@ def test_without_workers_the_brokers_own_record_is_shown(setup: Setup, nobody: S
     (row,) = said["leases"]
     assert (said["source"], said["workers"], row["state"]) == ("broker", [], "held")
     assert 60 < row["remaining"] <= 90
+    bench.close()
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning")  # Celery's backend
+def test_a_task_is_explained_without_any_worker(setup: Setup, nobody: Shell) -> None:
+    """On Redis: held by a silent one, expired, waiting again, dead, over, unknown."""
+    bench, queue = Bench(setup.broker), "celery"
+    for each in ("t1", "t2"):
+        bench.publish([[each], {}, {}], queue=queue, headers={"id": each, "task": "proj.work"})
+    with bench.desk(queue) as desk:
+        desk.holder.terms = lambda message: Terms(
+            seconds=90, about={**message.headers, "worker": "w9@h:1:ab"}
+        )
+        held, other = desk.receive(2)
+        desk.stop()
+
+        def told(task_id: str) -> str:
+            return nobody("explain", task_id, "-t", "0.2")
+
+        assert "proj.work[t1] is held by w9@h:1:ab, which did not reply" in told("t1")
+        desk.extend(held, 0.01)
+        eventually(lambda: "and its lease expired " in told("t1"))
+        nobody("reap")
+        waiting = told("t1")
+        assert "Deliveries that were lost, of the last week: 1\n  delivery 1 to" in waiting
+        assert "waits in queue celery, 0 before it, delivered 1 times so far, lost 1" in waiting
+        desk.driver.bury(other.claim.tag, "celery.dead")
+        assert "proj.work[t2] is a dead letter in queue celery.dead" in told("t2")
+    nobody.app.backend.store_result("t3", 1, "SUCCESS")
+    assert told("t3") == "It is over: its result is SUCCESS.\n"
+    assert "Nobody knows t4: not the 0 workers" in nobody.fails("explain", "t4", "-t", "0.2")
     bench.close()

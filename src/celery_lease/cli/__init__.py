@@ -11,6 +11,7 @@ from .cancel import cancel
 from .dead import dead
 from .doctor import doctor
 from .drain import drain
+from .explain import explain
 from .group import group
 from .reap import reap
 from .status import status
@@ -27,6 +28,7 @@ lease.add_command(cancel)
 lease.add_command(dead)
 lease.add_command(doctor)
 lease.add_command(drain)
+lease.add_command(explain)
 lease.add_command(group)
 lease.add_command(reap)
 lease.add_command(status)

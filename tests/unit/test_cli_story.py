@@ -1,0 +1,181 @@
+"""The story of one task, as far as it is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_lease.cli.story import Facts, tell
+from celery_lease.core.dead import DeadLetter
+from celery_lease.core.records import Recorded, Waiting
+
+NOW = 1893456100.0  # 2030-01-01 00:01:40 UTC
+LOSS = {
+    "deliveries": 1,
+    "worker": "w0@h:9:ab",
+    "since": NOW - 90,
+    "ended": NOW - 60,
+    "reason": "expired",
+}
+
+
+def row(**facts: Any) -> dict[str, Any]:
+    """Return a lease as its worker describes it."""
+    return {
+        "hostname": "w1@h",
+        "task": "proj.work",
+        "id": "x",
+        "state": "running",
+        "lost": None,
+        "queue": "q",
+        "held_since": NOW - 50,
+        "started_at": NOW - 50,
+        "beat_age": 3.2,
+        "remaining": 41.0,
+        "quiet": None,
+        "progress": {"done": 3.0, "total": 8.0, "note": "encoding"},
+        "cancelled": False,
+        "deliveries": 2,
+        "losses": 1,
+        "max_deliveries": 5,
+        "token": 77,
+        "pid": 42,
+        "mode": "heartbeat",
+        **facts,
+    }
+
+
+def recorded(**facts: Any) -> Recorded:
+    """Return a lease as its broker has it."""
+    told: dict[str, Any] = {
+        "tag": "t#1",
+        "task_id": "x",
+        "task": "proj.work",
+        "queue": "q",
+        "worker": "w1@h:7:cd",
+        "token": 77,
+        "deliveries": 2,
+        "losses": 1,
+        "since": NOW - 50,
+        "remaining": 41.0,
+    }
+    return Recorded(**{**told, **facts})
+
+
+def story(**facts: Any) -> str:
+    """Tell it on Redis, unless said otherwise."""
+    redis: dict[str, Any] = {
+        "replied": 1,
+        "broker": "redis",
+        "records": True,
+        "reaps": True,
+        "result": "PENDING",
+        "dead_letter_queue": "{queue}.dead",
+    }
+    return "\n".join(tell(Facts(task_id="x", **{**redis, **facts}), NOW))
+
+
+def test_a_running_task_is_told_with_its_past_and_its_future() -> None:
+    """Who, since when, the last beat, why it was lost before, when it is lost if nothing comes."""
+    assert story(held=[row()], recorded=[recorded()], losses=[LOSS]).splitlines() == [
+        "Deliveries that were lost, of the last week: 1",
+        (
+            "  delivery 1 to w0@h:9:ab: received 2030-01-01 00:00:10 UTC, ended "
+            "2030-01-01 00:00:40 UTC, expired"
+        ),
+        (
+            "proj.work[x] runs on w1@h, process 42, since 2030-01-01 00:00:50 UTC (50s), "
+            "delivery 2, token 77."
+        ),
+        "Its last beat was 3.2s ago; it said: 3/8 (38%), encoding",
+        "Next: its lease expires in 41s unless it beats.",
+        (
+            "If it is lost, the reaper of any worker returns it to queue q within 10s; "
+            "4 more losses make it a dead letter, in queue q.dead."
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"mode": "daemon"}, "in lease_mode 'daemon' its lease, of another 41s, is kept"),
+        ({"quiet": 300.0}, "it announced a quiet call of another 5m00s"),
+        ({"cancelled": True}, "it is cancelled, and was told or is told at its next beat"),
+        ({"state": "lost", "lost": "expired"}, "Its lease is lost (expired): its next beat tells"),
+        ({"losses": 5}, "it goes to queue q.dead instead of being run again"),
+        ({"progress": {"done": None, "total": None, "note": ""}}, "nothing of its progress"),
+    ],
+)
+def test_what_comes_next_depends_on_how_the_task_runs(facts: dict[str, Any], words: str) -> None:
+    """Not every silence is a loss."""
+    assert words in story(held=[row(**facts)])
+
+
+def test_a_reserved_task_is_told_with_what_it_waits_for() -> None:
+    """Its ETA, or a slot."""
+    waiting = row(started_at=None, beat_age=None, state="reserved")
+    assert "proj.work[x] waits at w1@h since 2030-01-01 00:00:50 UTC (50s)" in story(held=[waiting])
+    assert "it starts when a slot of that worker is free" in story(held=[waiting])
+    assert "at its ETA, 2030-01-02, and" in story(held=[waiting], eta="2030-01-02")
+
+
+def test_a_holder_that_does_not_reply_is_told_from_the_record() -> None:
+    """With what happens if it is dead, has lost it already, or nobody holds it."""
+    assert "is held by w1@h:7:cd, which did not reply" in story(recorded=[recorded()])
+    expired = story(recorded=[recorded(remaining=-7.0)])
+    assert "its lease expired 7.0s ago" in expired
+    assert "celery lease reap" in expired
+    assert "3 more losses make it a dead letter" in expired
+    resting = story(recorded=[recorded(remaining=4.0, resting=True, losses=2)])
+    assert "goes back to queue q in 4.0s" in resting
+
+
+def test_a_waiting_message_is_told_with_its_place() -> None:
+    """And that nobody is there to take it."""
+    waiting = Waiting(queue="q", ahead=7, tag="t", task="proj.work", deliveries=1, losses=1)
+    told = story(waiting=waiting, losses=[LOSS], replied=0)
+    assert "waits in queue q, 7 before it, delivered 1 times so far, lost 1 times" in told
+    assert "no worker replied" in told
+    assert "no worker replied" not in story(waiting=waiting)
+
+
+def test_a_dead_letter_is_told_with_the_way_back() -> None:
+    """Since when, why, and the command."""
+    letter = DeadLetter(
+        task_id="x",
+        task="proj.work",
+        queue="q.dead",
+        origin="q",
+        died_at=NOW,
+        losses=5,
+        history=(LOSS,),
+        text=b"",
+    )
+    told = story(dead=[letter])
+    assert "is a dead letter in queue q.dead since 2030-01-01 00:01:40 UTC" in told
+    assert "delivery 1 to w0@h:9:ab" in told
+    assert "celery lease dead retry x" in told
+
+
+def test_a_task_that_is_over_is_told_by_its_result() -> None:
+    """What a backend says, or that it says nothing."""
+    assert story(result="SUCCESS") == "It is over: its result is SUCCESS."
+    assert "in the result backend is RETRY" in story(result="RETRY")
+    assert "result backend says nothing" in story(result=None, held=[row()])
+
+
+def test_a_task_that_nobody_knows_is_told_as_such() -> None:
+    """Who was asked, and what that may mean; on a broker that cannot be asked, that too."""
+    told = story()
+    assert "Nobody knows x: not the 1 workers that replied, the broker, or the result" in told
+    assert not Facts(task_id="x", replied=1).is_known
+    told = story(broker="sqs", records=False, replied=0)
+    assert "On sqs only workers can be asked" in told
+
+
+def test_a_broker_with_a_rule_of_its_own_is_not_spoken_for() -> None:
+    """RabbitMQ gives out again what is not acknowledged, and has its own limits."""
+    told = story(held=[row()], broker="amqp", records=False, reaps=False, dead_letter_queue="")
+    assert "amqp gives it out again from queue q; 1 of its deliveries were lost so far" in told
