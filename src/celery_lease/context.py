@@ -59,6 +59,7 @@ class ToolContext:
         self.worker_id: str = ticket.get("worker", "")
         self._aborts = ticket.get("on_lost", "abort") == "abort"
         self._observed = ticket.get("mode") == "observe"
+        self._published = ticket.get("publishes", False)
 
     def beat(
         self, done: float | None = None, total: float | None = None, note: str | None = None

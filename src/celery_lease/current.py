@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from celery_lease.context import ToolContext
-from celery_lease.core import board as beatboard
+from celery_lease.core import board as beatboard, publishing
 from celery_lease.core.board import BEAT, Board, Slot
 from celery_lease.core.clock import host_seconds
 from celery_lease.core.delivery import Answer
@@ -83,6 +83,12 @@ def leased_context(ticket: Mapping[str, Any], task_id: str) -> ToolContext:
         raise LeaseLost(task_id, "gone before the task started")
     context._start()
     return context
+
+
+def close_progress(context: ToolContext) -> None:
+    """Have nothing more of a run's progress published, before its outcome is stored."""
+    if context._published:
+        publishing.close(context._board, context._slot)
 
 
 def prolong(context: ToolContext, margin: float) -> bool:

@@ -20,6 +20,7 @@ from celery_lease.core.delivery import Answer
 from celery_lease.core.errors import LeaseLost, ShutdownRequested, TaskCancelled
 from celery_lease.current import (
     active_context,
+    close_progress,
     entered,
     leased_context,
     private_context,
@@ -128,10 +129,15 @@ def _run_leased(
         raise _discarded(task, exc) from None
     checkpoints.attach(task, context)
     _watch(task, context)
+    if _ignores_result(task):  # also its progress: nothing would ever overwrite that
+        close_progress(context)
     try:
         if context.cancelled:  # while it waited for a process
             raise TaskCancelled(context.task_id)  # noqa: TRY301
-        result = call(context)
+        try:
+            result = call(context)
+        finally:
+            close_progress(context)
     except ShutdownRequested as exc:
         logger.info("%s", exc, extra={"task_id": task.request.id, "task_name": task.name})
         raise HandedOver(str(exc)) from None
@@ -181,15 +187,18 @@ def acks_failure(task: Any) -> bool:
     return bool(task.acks_on_failure_or_timeout if option is None else option)
 
 
+def _ignores_result(task: Task[Any, Any]) -> bool:
+    of_call: bool | None = getattr(task.request, "ignore_result", None)
+    return bool(task.ignore_result if of_call is None else of_call)
+
+
 def _revoke(task: Task[Any, Any]) -> None:
     """Store that a task was revoked, as Celery does for one that had not started.
 
     Here, and not in the main process, which may stand still: what is acknowledged has been stored.
     """
     request: Any = task.request
-    of_call: bool | None = request.ignore_result
-    ignored = task.ignore_result if of_call is None else of_call
-    store = not ignored or task.store_errors_even_if_ignored
+    store = not _ignores_result(task) or task.store_errors_even_if_ignored
     try:
         task.backend.mark_as_revoked(request.id, "cancelled", request=request, store_result=store)
     except Exception:  # it ends all the same; whoever waits for its result has to be told otherwise

@@ -59,6 +59,16 @@ def stubborn(self: Task[Any, Any], seconds: float, *, context: ToolContext) -> s
     return "done"
 
 
+@app.task(name="views.fails", base=LeasedTask, bind=True)
+def fails(self: Task[Any, Any], seconds: float, *, context: ToolContext) -> None:
+    """Say how far it is, again and again, and fail."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        context.beat(seconds - left, seconds)
+        time.sleep(0.002)
+    raise ValueError(self.name)
+
+
 @app.task(name="views.deaf", base=LeasedTask, bind=True, lease_mode="daemon")
 def deaf(self: Task[Any, Any], seconds: float) -> None:
     """Work without a beat."""

@@ -496,3 +496,26 @@ def test_a_green_worker_that_waits_for_its_broker_is_found_out(module: str, wait
     worker.switch()
     assert enders[0].hangs() is waits
     worker.switch()
+
+
+def test_a_backend_for_progress_is_the_publishers_own_and_gives_up_early() -> None:
+    """Not the app's, which children inherit; one try, two seconds, and no retry on top."""
+    app = Celery("own", backend="redis://127.0.0.1:1/0", set_as_current=False)
+    tries: list[tuple[Any, ...]] = []
+
+    class Backend(type(app.backend)):  # type: ignore[misc]
+        def _set(self, key: str, value: bytes, expires: float | None = None) -> None:
+            tries.append((self, key, value, expires))
+            raise ConnectionError
+
+        def _get_task_meta_for(self, _task_id: str) -> dict[str, str]:
+            return {"status": "PENDING"}
+
+    app.backend_cls = Backend
+    with pytest.raises(ConnectionError):
+        compat.progress_store(app)("t", "1", {"done": 1})
+    ((backend, key, value, _),) = tries
+    assert backend is not app.backend
+    assert backend.connparams["socket_timeout"] == compat.BACKEND_TIMEOUT
+    assert b'"status": "PROGRESS"' in (value if isinstance(value, bytes) else value.encode())
+    assert "1" in str(key)

@@ -59,7 +59,7 @@ def test_the_settings_table_is_the_one_in_the_code() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     """Files and anchors, within docs/ and outside of it."""
     missing = []
-    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text()):
+    for link in re.findall(r"\]\((?!https?:)([^) ]+)[^)]*\)", page.read_text()):
         name, _, anchor = link.partition("#")
         target = page.parent / name if name else page
         if not target.exists():

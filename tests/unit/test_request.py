@@ -65,6 +65,8 @@ class Leases:
 
     def process_ended(self, _tag: str, _cause: object) -> None: ...
 
+    def on_end(self, _tag: str) -> None: ...
+
     def complete(self, _tag: str) -> None:
         self._end(COMPLETED)
 

@@ -68,6 +68,7 @@ def test_every_setting_can_be_set() -> None:
             lease_reaper_interval=5,
             lease_max_deliveries=3,
             lease_dead_letter_queue="graveyard",
+            lease_publish_progress=3,
             lease_health_host="0.0.0.0",  # noqa: S104
             lease_health_port=8080,
         ).conf
@@ -89,6 +90,7 @@ def test_every_setting_can_be_set() -> None:
     assert not settings.enabled
     assert settings.reaper_interval == 5.0
     assert settings.dead_letter_queue == "graveyard"
+    assert settings.publish_progress == 3.0
     assert (settings.health_host, settings.health_port) == ("0.0.0.0", 8080)  # noqa: S104
 
 
@@ -226,7 +228,7 @@ def test_the_table_covers_the_policy_and_every_setting_accepts_its_own_default()
     """Defaults are valid, and no field of a policy is out of reach."""
     names = [setting.name for setting in SETTINGS]
 
-    assert len(set(names)) == len(names) == 15
+    assert len(set(names)) == len(names) == 16
     assert {f"lease_{field}" for field in DEFAULTS} <= set(names)
     assert [s.name for s in SETTINGS if not s.accepted.admits(s.default)] == []
 

@@ -96,10 +96,10 @@ def _opened(app: Celery, queues: Sequence[str]) -> Iterator[tuple[DeadLetters, S
     """Yield an app's dead letters and the queues to look at; if none is named, what holds some."""
     with driver_of(app, "buries") as driver:
         letters = driver.dead_letters()
-        yield letters, queues or letters.queues(_likely(app))
+        yield letters, queues or letters.queues(likely(app))
 
 
-def _likely(app: Celery) -> list[str]:
+def likely(app: Celery) -> list[str]:
     """Return the dead-letter queues of the queues that an app knows."""
     of = settings.load(app.conf).dead_letter_queue_of
     return [of(queue) for queue in app.amqp.queues]

@@ -9,6 +9,7 @@ import click
 from celery_lease import brokers, settings
 from celery_lease.cli import rows
 from celery_lease.cli.broker import reached
+from celery_lease.cli.dead import likely
 from celery_lease.cli.results import state_of
 from celery_lease.cli.story import Facts, tell
 from celery_lease.cli.workers import TIMEOUT, asker
@@ -102,7 +103,7 @@ def _from_broker(
         if not able.buries:
             told["dead_letter_queue"] = ""
         else:
-            told["dead"] = _dead(driver, task_id)
+            told["dead"] = _dead(app, driver, task_id)
         if able.records:
             names = [*dict.fromkeys([*app.amqp.queues, *queues])]
             told |= _on_record(driver, task_id, names)
@@ -111,11 +112,11 @@ def _from_broker(
         driver.close()
 
 
-def _dead(driver: Driver, task_id: str) -> list[Any]:
+def _dead(app: Celery, driver: Driver, task_id: str) -> list[Any]:
     letters = driver.dead_letters()
     return [
         letter
-        for queue in letters.queues()
+        for queue in letters.queues(likely(app))
         for letter in letters.letters(queue)
         if letter.task_id == task_id
     ]

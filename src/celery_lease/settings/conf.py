@@ -52,6 +52,7 @@ def _settings(explicit: Mapping[str, object], warnings: list[str]) -> Settings:
     scaled = {"lease_reaper_interval": reaper_interval(policy.extension)}
     every = {setting.name: setting.default for setting in SETTINGS} | scaled | dict(explicit)
     port = every["lease_health_port"]
+    publish = every["lease_publish_progress"]
     return Settings(
         enabled=bool(every["lease_enabled"]),
         policy=policy,
@@ -60,6 +61,7 @@ def _settings(explicit: Mapping[str, object], warnings: list[str]) -> Settings:
         dead_letter_queue=str(every["lease_dead_letter_queue"]),
         health_host=str(every["lease_health_host"]),
         health_port=port if isinstance(port, int) else None,
+        publish_progress=None if publish is None else number(publish),
         warnings=(*warnings_of(policy), *warnings),
     )
 

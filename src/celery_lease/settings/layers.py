@@ -43,6 +43,7 @@ class Settings:
     dead_letter_queue: str  #: with ``{queue}``, see :meth:`dead_letter_queue_of`
     health_host: str
     health_port: int | None
+    publish_progress: float | None = None  #: least time between two publications of one task
     warnings: tuple[str, ...] = ()  #: what is allowed and likely not meant, a line each
 
     def dead_letter_queue_of(self, queue: str) -> str:

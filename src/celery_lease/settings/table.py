@@ -137,6 +137,13 @@ SETTINGS: tuple[Setting, ...] = (
         doc="the queue that takes dead letters; `{queue}` stands for the queue they come from",
     ),
     Setting(
+        name="lease_publish_progress",
+        default=None,
+        accepted=policy.or_none(policy.seconds(0.1)),
+        doc="seconds, at least, between two publications of a task's progress as state `PROGRESS` "
+        "of its result, for `AsyncResult.info`; `None`: none",
+    ),
+    Setting(
         name="lease_health_host",
         default="127.0.0.1",
         accepted=Accepted(

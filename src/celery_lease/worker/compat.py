@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ WAITS_FOR_BROKER = ("kombu.transport.", "celery.worker.pidbox", "celery.events."
 #: Seconds that a killed process is given to be gone.
 DEATH = 1.0
 REFUSED = 1.0  #: the same before the next connection to a broker that refuses all work
+#: Seconds that a result backend has to take a publication of progress.
+BACKEND_TIMEOUT = 2.0
 
 
 def task_of(message: Any) -> tuple[str, str, Mapping[str, object]]:
@@ -132,6 +135,31 @@ def channel_of_its_own(connection: Any) -> Any:
     if hasattr(channel, "_fanout_queues"):
         channel._fanout_queues = {}  # noqa: SLF001
     return channel
+
+
+def progress_store(app: Any) -> Callable[[str, str, dict[str, Any]], None]:
+    """Return what stores a task's progress, by a result backend of the caller's own.
+
+    Celery's is the main thread's, and forked children inherit what it has locked. It gives up early
+    rather than try again, for a task may wait for it; so it must not wait for long either.
+    """
+
+    def store(name: str, task_id: str, told: dict[str, Any]) -> None:
+        task = app.tasks.get(name)
+        backend = getattr(task, "_backend", None) or own()
+        backend.store_result(task_id, told, "PROGRESS")
+
+    @cache
+    def own() -> Any:
+        backend = app._get_backend()  # noqa: SLF001
+        backend.always_retry = False
+        if hasattr(backend, "connparams"):  # Redis: else it waits for two minutes, twenty times
+            bounds = {"socket_timeout": BACKEND_TIMEOUT, "socket_connect_timeout": BACKEND_TIMEOUT}
+            backend.connparams.update(bounds)
+            backend.ensure = lambda function, args, **_: function(*args)
+        return backend
+
+    return store
 
 
 def stop_worker() -> None:

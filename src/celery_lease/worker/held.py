@@ -62,4 +62,5 @@ def ticket(leases: Leases, lease: Lease, slot: Slot) -> dict[str, Any]:
         "mode": str(policy.mode),
         "on_lost": str(policy.on_lost),
         "worker": leases.worker_id,
+        **({"publishes": True} if leases.publishes else {}),
     }

@@ -61,6 +61,9 @@ class Leases:
         self.loop_is_task = False  #: tasks run in the main loop (solo): their beats are its life
         self.on_claimed: Callable[[Lease], None] = lambda _: None
         self.hurry: Callable[[], None] = lambda: None  #: tasks in flight have no more time
+        #: Called before the main process itself stores how the task of a lease ended.
+        self.on_end: Callable[[str], None] = lambda _: None
+        self.publishes = False  #: what tasks say of their progress is published
         #: Where a queue's dead letters go; None: the broker has an order of its own for them.
         self.dead_letter_queue_of: Callable[[str], str] | None = None
         self._policies = policies

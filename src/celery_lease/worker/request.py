@@ -98,6 +98,15 @@ class LeasedRequest(Request):
             raise TaskRevokedError(self.id)
         self.delivery_info["lease"] = ticket  # type: ignore[typeddict-unknown-key]
 
+    def _announce_revoked(self, *args: Any, **options: Any) -> None:
+        """Store that the task was revoked, last of all that is stored of it."""
+        self._end_progress()
+        super()._announce_revoked(*args, **options)  # type: ignore[misc]
+
+    def _end_progress(self) -> None:
+        if self.lease is not None:
+            self.lease.leases.on_end(self.lease.tag)
+
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """Start the lease's running time; a task process took the request."""
         if self.lease is not None:
@@ -115,6 +124,7 @@ class LeasedRequest(Request):
                 self._drop(self.lease)
                 return
             self.lease_loss = True
+            self._end_progress()
         super().on_timeout(soft, timeout)
 
     def on_failure(
@@ -137,6 +147,8 @@ class LeasedRequest(Request):
             compat.mark_ready(self)
             self.reject(requeue=True)
             return
+        if not return_ok:
+            self._end_progress()
         super().on_failure(exc_info, send_failed_event, return_ok)
         if isinstance(exc, Cancelled):
             self._tell_cancelled()

@@ -30,6 +30,7 @@ from celery_lease.worker.health import HealthServer, health_of
 from celery_lease.worker.keeper import LONGEST_WAIT, Keeper
 from celery_lease.worker.leases import Leases
 from celery_lease.worker.policies import Policies
+from celery_lease.worker.progress import Publisher
 from celery_lease.worker.reaper import Reaper
 from celery_lease.worker.service import Service
 from celery_lease.worker.shutdown import SILENCE, Shutdown
@@ -108,6 +109,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
         self._shutdown: Shutdown | None = None
         self._drain: Drain | None = None
         self._stand_in: StandIn | None = None
+        self._publisher: Publisher | None = None
         self.health: HealthServer | None = None
         self._vitals: Vitals | None = None
         consumer.leases = None  # type: ignore[attr-defined]
@@ -141,6 +143,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
             self._loop_interval = min([LOOP_INTERVAL, *(LOOP_SHARE * each for each in extensions)])
             self.watchdog = Watchdog(self.leases, compat.watched(consumer, ender))
             self._stand_in = StandIn(consumer, self.leases, self._shutdown)
+            self._publish(consumer, loaded.publish_progress)
             reaper = Reaper(self.leases.driver)
             self._vitals = Vitals(consumer.hostname, self.leases, reaper.counters, self.watchdog)
             self.health = _health_server(self._vitals, loaded)
@@ -257,11 +260,24 @@ class LeaseConsumer(bootsteps.StartStopStep):
             Service("celery-lease-watchdog", watch, retry=1.0, on_death=compat.stop_worker),
             Service("celery-lease-stand-in", stand_in, retry=REST, on_death=lambda: None),
         ]
+        if publisher := self._publisher:
+            self._services.insert(
+                -1,
+                Service(
+                    "celery-lease-progress", publisher.run_once, retry=REST, on_death=lambda: None
+                ),
+            )
         for service in self._services:
             service.start()
         self._urgent = [self._services[0], self._services[-1]]
         leases.on_claimed = self._hurry
         return keeper
+
+    def _publish(self, consumer: Consumer, interval: float | None) -> None:
+        """Publish what tasks say of their progress, if that is asked for."""
+        if interval is not None and self.leases is not None:
+            self._publisher = Publisher(self.leases, interval, compat.progress_store(consumer.app))
+            self.leases.publishes, self.leases.on_end = True, self._publisher.close
 
     def _hurry(self, lease: Lease) -> None:
         """Let the keeper look at a short lease now if it would only do so too late.

@@ -1,0 +1,146 @@
+"""Publishes what tasks say of their progress, as state ``PROGRESS`` in the result backend.
+
+In a thread of the main process, from the beat board: a beat does no I/O, and the keeper waits for
+nobody. Each task at most every ``lease_publish_progress`` seconds, and only what is new.
+
+Invariant: no final state is overwritten. A run that ends closes its progress on the board before
+its outcome is stored, and waits for a publication that is under way; what the main process itself
+stores of a task that ended badly closes and waits likewise. Both wait for a bounded time, in which
+a backend that is merely slow has answered: one that is silent for longer may show ``PROGRESS``
+last, of a task that has failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from celery_lease.core import publishing
+from celery_lease.core.board import Outcome
+from celery_lease.outcome import margin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery_lease.core.board import Progress
+    from celery_lease.worker.held import Held
+    from celery_lease.worker.leases import Leases
+
+logger = logging.getLogger(__name__)
+
+#: The state that Celery's documentation uses for this; none of Celery's own.
+PROGRESS = "PROGRESS"
+#: Bounds of the wait between two looks, in seconds.
+SHORTEST_WAIT, LONGEST_WAIT = 0.1, 1.0
+
+
+@dataclass(slots=True)
+class _Published:
+    """What was published last of one lease."""
+
+    at: float
+    reports: int
+
+
+class Publisher:
+    """For one thread, but for :meth:`close`."""
+
+    def __init__(
+        self,
+        leases: Leases,
+        interval: float,
+        store: Callable[[str, str, dict[str, Any]], None],
+    ) -> None:
+        """Publish by *store*, which takes a task's name, its id, and what is to be stored."""
+        self._leases, self._interval, self._store = leases, interval, store
+        self._published: dict[str, _Published] = {}
+        self._silent = False  #: the last publication failed, and the log says so
+        #: Guards the two below; never held across a call of the backend.
+        self._turn = threading.Condition()
+        self._current: str | None = None
+        self._closed: set[str] = set()
+
+    def run_once(self) -> float:
+        """Publish what is due; return the seconds until the next look."""
+        running = self._leases.running()
+        tags = {held.lease.claim.tag for held in running}
+        self._published = {tag: what for tag, what in self._published.items() if tag in tags}
+        with self._turn:
+            self._closed &= tags
+        for held in running:
+            self._look(held)
+        return min(max(self._interval / 4, SHORTEST_WAIT), LONGEST_WAIT)
+
+    def close(self, tag: str) -> None:
+        """Publish nothing more of a lease; wait, at most 5 s, for what is under way.
+
+        For whoever stores a final state in the main process.
+        """
+        with self._turn:
+            self._closed.add(tag)
+            self._turn.wait_for(lambda: self._current != tag, publishing.PATIENCE)
+
+    def _look(self, held: Held) -> None:
+        board, slot, tag = self._leases.board, held.slot, held.lease.claim.tag
+        now = self._leases.clock.now()
+        last = self._published.get(tag)
+        if slot is None or (last is not None and now - last.at < self._interval):
+            return
+        progress = board.read_progress(slot)
+        if progress.reports == (0 if last is None else last.reports):
+            return
+        with self._may_publish(held) as allowed:
+            if allowed and self._publish(held, progress):
+                self._published[tag] = _Published(now, progress.reports)
+
+    @contextmanager
+    def _may_publish(self, held: Held) -> Iterator[bool]:
+        """Tell whether a task's state may be stored, and let its end wait for that."""
+        board, slot, tag = self._leases.board, held.slot, held.lease.claim.tag
+        with self._turn:
+            self._current = None if tag in self._closed else tag
+        try:
+            if slot is None or self._current is None or not publishing.begin(board, slot):
+                yield False
+                return
+            try:
+                yield self._is_its_own(held)
+            finally:
+                publishing.end(board, slot)
+        finally:
+            with self._turn:
+                self._current = None
+                self._turn.notify_all()
+
+    def _is_its_own(self, held: Held) -> bool:
+        """Whether the state is this delivery's, and will be while it is stored."""
+        lease, slot = held.lease, held.slot
+        left = lease.deadline - self._leases.clock.now()
+        return (
+            slot is not None
+            and lease.is_held
+            and left > margin(lease.policy.extension)
+            and self._leases.board.read_outcome(slot) is Outcome.UNTOLD
+        )
+
+    def _publish(self, held: Held, progress: Progress) -> bool:
+        lease = held.lease
+        told = {
+            "done": progress.done,
+            "total": progress.total,
+            "note": progress.note,
+            "deliveries": lease.claim.deliveries,
+            "at": round(self._leases.clock.wall().timestamp(), 3),
+        }
+        try:
+            self._store(lease.name, lease.task_id, told)
+        except Exception as exc:  # noqa: BLE001  (as many ways to be away as there are backends)
+            level = logging.DEBUG if self._silent else logging.WARNING
+            logger.log(level, "progress of tasks is not published: %s", exc)
+            self._silent = True
+            return False
+        self._silent = False
+        return True
