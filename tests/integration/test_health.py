@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
@@ -25,6 +27,14 @@ def status(port: int, path: str) -> int:
             return exc.code
 
 
+def probed(port: int, *options: str) -> tuple[int, str]:
+    """Ask as a probe does that runs a command; return its exit code and what it said."""
+    command = [sys.executable, "-m", "celery_lease.probe", "--port", str(port), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
 def test_a_worker_is_ready_until_it_is_drained_and_alive_all_the_time(
     setup: Setup, fleet: WorkerFleet
 ) -> None:
@@ -37,8 +47,17 @@ def test_a_worker_is_ready_until_it_is_drained_and_alive_all_the_time(
     assert second.wait(20) == 1
     assert f"no health server on 127.0.0.1 port {port}" in second.log
     assert "Traceback" not in second.log
+    assert probed(port, "--ready")[0] == 0
     setup.app().control.broadcast("lease_drain", destination=[worker.hostname])
     eventually(lambda: status(port, "/health/ready") == 503, 10)
     assert status(port, "/health/live") == 200
+    assert probed(port, "--live")[0] == 0
+    code, said = probed(port, "--ready")
+    assert code == 1
+    assert said.startswith("not ready: ")
+    assert '"stopping": true' in said
     worker.term()
     assert worker.wait(20) == 0
+    code, said = probed(port, "--live")
+    assert code == 1
+    assert said.startswith(f"not live: no answer from 127.0.0.1 port {port}: ")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from celery_lease import probe
 from harness.ledger import now
-from harness.waiting import eventually
+from harness.waiting import eventually, free_port
 from harness.workers import QUIET_PEERS, Worker, WorkerFleet, WorkerOptions
 
 if TYPE_CHECKING:
@@ -177,13 +178,20 @@ def test_a_worker_whose_every_slot_is_disowned_leaves_with_an_error(
 
 
 def test_a_disowned_thread_frees_its_slot_when_it_ends_and_has_no_outcome(stage: Stage) -> None:
-    """One of two slots: the worker stays, runs the message in the other, and drops the late end."""
-    worker = stage.worker("threads", 2)
+    """One of two slots: the worker stays, runs the message in the other, and drops the late end.
+
+    It is not ready meanwhile, and alive.
+    """
+    port = free_port()
+    worker = stage.having(lease_health_port=port).worker("threads", 2)
     task_id = stage.send("watched", "blocked", 6)
+    eventually(lambda: probe.ask(probe.READY, port=port)[0] is False, 6)
+    assert probe.ask(probe.LIVE, port=port)[0]
     stage.ledger.wait("end", task_id)
     assert stage.runs(task_id) == [("start", 1), ("start", 2), ("end", 2)]
     stage.ledger.wait("end", task_id, count=2)
     assert stage.app.AsyncResult(task_id).get(timeout=5) == 2  # not the loser's 1
+    eventually(lambda: probe.ask(probe.READY, port=port)[0], 10)
     last = stage.send("beats", 0.2)
     stage.ledger.wait("end", last)
     assert worker.returncode is None

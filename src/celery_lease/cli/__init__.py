@@ -13,6 +13,7 @@ from .doctor import doctor
 from .drain import drain
 from .explain import explain
 from .group import group
+from .health import health
 from .reap import reap
 from .status import status
 from .top import top
@@ -30,6 +31,7 @@ lease.add_command(doctor)
 lease.add_command(drain)
 lease.add_command(explain)
 lease.add_command(group)
+lease.add_command(health)
 lease.add_command(reap)
 lease.add_command(status)
 lease.add_command(top)
