@@ -21,9 +21,76 @@ def without(path: str, size: int = 1) -> bytes:
 
 assert_type(without("a", 2), bytes)
 assert_type(without.delay("a", size=2), "AsyncResult[bytes]")
+assert_type(without.apply_async(("a",), {"size": 2}, countdown=1), "AsyncResult[bytes]")
 assert_type(without.s("a"), "Signature[bytes]")
+assert_type(without.si("a", size=2), "Signature[bytes]")
+without(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 without.delay(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 without.delay()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+without.si(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# A context that comes first is taken out of the parameters; the others stay as they are.
+
+
+@leased_task
+def encode(context: ToolContext, path: str, quality: int = 1) -> bytes:
+    return path.encode() * quality
+
+
+assert_type(encode("a", quality=2), bytes)
+assert_type(encode.delay("a", 2), "AsyncResult[bytes]")
+assert_type(encode.delay(path="a").get(), bytes)
+assert_type(encode.apply_async(("a",), lease_extension=60), "AsyncResult[bytes]")
+encode.apply_async(("a",), lease_extension="60")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+assert_type(encode.s("a"), "Signature[bytes]")
+assert_type(encode.si("a", 2), "Signature[bytes]")
+encode(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+encode.delay(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+encode.delay("a", size=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+encode.delay()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+encode.si(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@leased_task(lease_extension=120)
+def encode_with_options(context: ToolContext, path: str) -> bytes:
+    return path.encode()
+
+
+assert_type(encode_with_options.delay("a"), "AsyncResult[bytes]")
+encode_with_options.delay(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@leased_task(bind=True)
+def encode_bound(self: LeasedTask, context: ToolContext, path: str) -> bytes:
+    return path.encode()
+
+
+assert_type(encode_bound.delay("a"), "AsyncResult[bytes]")
+encode_bound.delay(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+encode_bound.delay("a", "b")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+@leased_task
+def anything(what: Any, size: int) -> bytes:
+    return b""
+
+
+@leased_task
+def any_object(what: object, size: int) -> bytes:
+    return b""
+
+
+@leased_task
+def second(path: str, context: ToolContext) -> bytes:
+    return b""
+
+
+# What may be a context is none unless it is said: no call is refused that works. (Where Any makes
+# several overloads match, mypy forgets the result, too; pyright knows it.)
+anything.delay(1, 2)
+assert_type(any_object.delay(1, 2), "AsyncResult[bytes]")
+assert_type(second.delay("a"), "AsyncResult[bytes]")
 
 
 @leased_task(bind=True, lease_extension=120, max_retries=3)
@@ -52,6 +119,8 @@ def transcode(path: str, quality: int, *, context: ToolContext) -> str:
 # The context is nobody's argument, and the result is known.
 assert_type(simple("a"), str)
 assert_type(simple.delay("a"), "AsyncResult[str]")
+assert_type(simple.apply_async(("a",)), "AsyncResult[str]")
+assert_type(simple.s("a"), "Signature[str]")
 assert_type(transcode.delay("a", 1).get(), str)
 
 
