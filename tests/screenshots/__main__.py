@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,8 +31,10 @@ MODULE = "screenshots.media"
 BAD = {"maxmemory": "256mb", "maxmemory-policy": "allkeys-lru"}
 #: Seconds for which the moving pictures are recorded.
 TOP, TRACE = 9.0, 45.0
+#: Columns of a terminal that has room for bars.
+WIDE = 150
 #: Seconds of its run after which a task's worker is killed.
-KILLED_AFTER = 5.0
+KILLED_AFTER = 3.0
 
 
 class Stage:
@@ -54,9 +57,15 @@ class Stage:
             return str(app.send_task(task, args).id)
 
     @property
+    def held(self) -> int:
+        """Messages that are waiting or held."""
+        client = self.server.client(self.setup.database)
+        return int(client.zcard("unacked_index")) + int(client.llen("celery"))
+
+    @property
     def env(self) -> dict[str, str]:
-        path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
-        return {**os.environ, **self.setup.env(), "PYTHONPATH": path, ENV: os.devnull}
+        python = {"PYTHONPATH": python_path()}
+        return {**os.environ, **self.setup.env(), **python, ENV: os.devnull}
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "celery", "-A", MODULE, "lease", *arguments]
@@ -84,33 +93,36 @@ def top(directory: Path, out: Path) -> None:
     stage = Stage(directory)
     try:
         stage.start(2)
-        for number in range(5):
-            stage.send("media.transcode", f"film-{number}.mp4", 40 + 20 * number)
-        for folder in ("music", "letters", "photos"):
-            stage.send("media.index", folder)
-        eventually(lambda: stage.server.client().zcard("unacked_index") == 8, 20)
-        shown = show(stage.command("top"), stage.env, seconds=TOP)
+        for number, pace in enumerate((0.2, 0.5, 0.3, 1.1, 0.6)):
+            stage.send("media.transcode", f"film-{number}.mp4", 60 + 10 * number, pace)
+        for folder, pace in (("music", 0.1), ("letters", 0.3), ("photos", 0.15)):
+            stage.send("media.index", folder, 200, pace)
+        eventually(lambda: stage.held == 8, 20)
+        shown = show(stage.command("top"), stage.env, seconds=TOP, columns=WIDE)
         draw(shown, "celery -A media lease top", out / "top.svg")
     finally:
         stage.close()
 
 
 def trace(directory: Path, out: Path) -> None:
-    """A task whose worker is killed, taken over by another one."""
+    """Three tasks; the worker of two of them is killed, and another one takes them over."""
     stage = Stage(directory)
     stage.setup = stage.setup.having(lease_extension=6)
     try:
-        stage.start(2, 1)
-        task = stage.send("media.transcode", "film.mp4", 20)
-        command = stage.command("trace", task, "-s", str(TRACE), "-o", str(out / "trace.svg"))
-        with subprocess.Popen(command, env=stage.env) as recording:
-            name = f"media.transcode[{task}]"
-            holder = eventually(
-                lambda: next((each for each in stage.fleet.workers if name in each.log), None), 20
-            )
+        stage.start(2, 2)
+        output = str(out / "trace.svg")
+        command = stage.command("trace", "-s", str(TRACE), "-o", output)
+        with subprocess.Popen(command, env=stage.env, stderr=subprocess.PIPE) as recording:
+            assert recording.stderr is not None
+            recording.stderr.readline()  # it says that it records
+            for number, chunks in enumerate((20, 30, 40)):
+                stage.send("media.transcode", f"film-{number}.mp4", chunks, 0.25)
             time.sleep(KILLED_AFTER)
-            holder.kill_group()
-            recording.wait(TRACE + 30)
+            stage.fleet.workers[0].kill_group()
+            eventually(lambda: not stage.held, TRACE, what="all tasks are done")
+            time.sleep(2)  # workers send their last events
+            recording.send_signal(signal.SIGINT)
+            recording.wait(TRACE)
     finally:
         stage.close()
 
@@ -121,8 +133,13 @@ PICTURES: dict[str, Callable[[Path, Path], None]] = {"doctor": doctor, "top": to
 def available() -> str:
     """Return the help of the command group, which names its commands."""
     command = [sys.executable, "-m", "celery", "-A", MODULE, "lease", "--help"]
-    env = {**os.environ, "PYTHONPATH": str(TESTS)}
+    env = {**os.environ, "PYTHONPATH": python_path()}
     return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+
+
+def python_path() -> str:
+    """Return where the commands find the app."""
+    return os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
 
 
 def main() -> int:

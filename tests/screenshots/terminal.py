@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyte.screens import Char
 
-COLUMNS, ROWS = 110, 60
+COLUMNS, ROWS = 110, 60  #: of a terminal, unless told otherwise
 #: Seconds that a command has to end after it was told to.
 PATIENCE = 10.0
 #: Names of colours that a terminal and rich call differently.
@@ -35,16 +35,22 @@ COLOURS = {"brown": "yellow", "default": None}
 FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
-def show(command: Sequence[str], env: Mapping[str, str], *, seconds: float | None = None) -> Text:
+def show(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    seconds: float | None = None,
+    columns: int = COLUMNS,
+) -> Text:
     """Return what a command leaves on the screen, or shows after some *seconds* of its run.
 
     Raises:
         RuntimeError: It ended before, or did not end when told by Ctrl-C.
     """
-    screen = pyte.Screen(COLUMNS, ROWS)
+    screen = pyte.Screen(columns, ROWS)
     stream = pyte.ByteStream(screen)
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
     terminal = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
     process = subprocess.Popen(
         command,
@@ -73,7 +79,8 @@ def show(command: Sequence[str], env: Mapping[str, str], *, seconds: float | Non
 
 def draw(shown: Text, title: str, path: Path) -> None:
     """Write a screen into an SVG file."""
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    columns = max(map(len, shown.plain.splitlines())) + 1
+    console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True)
     console.print(shown, no_wrap=True, overflow="crop", highlight=False)
     path.write_text(FONT_FACE.sub("", console.export_svg(title=title, unique_id=path.stem)))
 
