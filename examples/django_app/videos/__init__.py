@@ -1,0 +1,1 @@
+"""The Django app: tasks and views."""
