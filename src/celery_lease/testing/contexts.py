@@ -8,6 +8,7 @@ plus ``lease_extension``, at the end of a quiet period, or at ``lease_max_durati
 from __future__ import annotations
 
 import inspect
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from celery_lease.core.policy import LeasePolicy
     from celery_lease.testing.clock import LeaseClock
 
-_OURS = (str(Path(celery_lease.__file__).parent), contextmanager.__code__.co_filename)
+#: Files whose frames are not the user's.
+_OURS = (f"{Path(celery_lease.__file__).parent}{os.sep}", contextmanager.__code__.co_filename)
 
 
 @dataclass(frozen=True, slots=True)
