@@ -143,7 +143,10 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]
     from harness.rabbitmq import RabbitServer, rabbitmq_home
 
     home = rabbitmq_home() or pytest.skip("RabbitMQ is not installed")
-    with RabbitServer(home, tmp_path_factory.mktemp("rabbitmq")).start() as server:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl on the PATH")
+    directory = tmp_path_factory.mktemp("rabbitmq")
+    with RabbitServer(home, directory, make_certificate(directory)).start() as server:
         yield server
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 import subprocess
 import uuid
 from contextlib import suppress
@@ -27,6 +28,14 @@ listeners.tcp.1 = 127.0.0.1:{port}
 loopback_users = none
 log.console = true
 log.console.level = warning
+"""
+
+TLS = """\
+listeners.ssl.1 = 127.0.0.1:{port}
+ssl_options.cacertfile = {cert}
+ssl_options.certfile = {cert}
+ssl_options.keyfile = {key}
+ssl_options.verify = verify_none
 """
 
 QUORUM = {"x-queue-type": "quorum"}
@@ -64,12 +73,19 @@ class RabbitBench(Bench):
 class RabbitServer(LocalProcess):
     """One node with what it needs of Erlang: its own name daemon, cookie and directories."""
 
-    def __init__(self, home: str, directory: Path) -> None:
+    def __init__(
+        self, home: str, directory: Path, certificates: Mapping[str, Path] | None = None
+    ) -> None:
+        """With *certificates* it speaks TLS too, on a port of its own."""
         directory.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
+        self.port, self.tls_port = free_port(), free_port()
         self.directory = directory
+        self.certificates = certificates
         self._home = home
-        (directory / "rabbitmq.conf").write_text(CONFIG.format(port=self.port))
+        config = CONFIG.format(port=self.port)
+        if certificates:
+            config += TLS.format(port=self.tls_port, **certificates)
+        (directory / "rabbitmq.conf").write_text(config)
         node = f"lease{uuid.uuid4().hex[:8]}@localhost"
         env = {
             "HOME": str(directory),  # the cookie's place
@@ -136,6 +152,17 @@ class RabbitServer(LocalProcess):
     def bench(self, **options: Any) -> RabbitBench:
         """Return consumers and publishers of the test's own process."""
         return RabbitBench(self.url, options)
+
+    def tls_bench(self) -> RabbitBench:
+        """Return consumers and publishers that speak TLS and check who answers."""
+        assert self.certificates is not None
+        ssl_options = {
+            "ca_certs": str(self.certificates["cert"]),
+            "cert_reqs": ssl.CERT_REQUIRED,
+            "server_hostname": "localhost",
+        }
+        url = f"amqps://guest:guest@127.0.0.1:{self.tls_port}//"
+        return RabbitBench(url, connection={"ssl": ssl_options})
 
     def setup(self, queue: str, arguments: Mapping[str, Any] | None = None, **conf: Any) -> Setup:
         """Return the Celery setup of a worker on one queue, declared with *arguments*."""

@@ -139,6 +139,17 @@ def test_what_is_lost_too_often_is_copied_to_a_queue_of_its_own(bench: Bench, qu
     message.ack()
 
 
+def test_a_letter_is_sent_as_the_worker_speaks(rabbitmq: RabbitServer) -> None:
+    """Also over TLS, where it has a connection of its own."""
+    bench, queue = rabbitmq.tls_bench(), Queue(f"driver{next(_numbers)}")
+    bench.publish("a", queue=queue)
+    desk = bench.desk(queue)
+    (message,) = desk.receive()
+    assert desk.driver.bury(message.claim.tag, f"{queue.name}.dead") is Answer.HELD
+    assert bench.waiting(f"{queue.name}.dead") == 1
+    bench.close()
+
+
 def test_a_letter_that_nobody_takes_stays(bench: Bench, queue: Queue) -> None:
     """Looking at it changes nothing; throwing it away does."""
     dead = f"{queue.name}.dead"
@@ -216,9 +227,17 @@ def test_a_cancelled_consumer_does_not_come_back(bench: Bench, queue: Queue) -> 
     assert desk.receives_nothing(1.0)
 
 
-def test_threads_settle_while_another_reads(bench: Bench) -> None:
+@pytest.fixture(params=["plain", "TLS"])
+def either(request: pytest.FixtureRequest, rabbitmq: RabbitServer) -> Iterator[Bench]:
+    """Consumers and publishers that speak TLS, or do not."""
+    bench = rabbitmq.tls_bench() if request.param == "TLS" else rabbitmq.bench()
+    yield bench
+    bench.close()
+
+
+def test_threads_settle_while_another_reads(either: Bench) -> None:
     """Frames of several threads never mix: the server would close the connection."""
-    queue = Queue(f"driver{next(_numbers)}")
+    bench, queue = either, Queue(f"driver{next(_numbers)}")
     count = 1500
     bench.publish(*range(count), queue=queue)
     desk = bench.desk(queue, prefetch=200)

@@ -207,6 +207,16 @@ def test_a_lease_ends_before_sqs_ends_it(bench: SqsBench) -> None:
     assert claim.limit <= 43_200 - 20 - 1
 
 
+def test_a_message_that_waits_longer_than_sqs_delays_any_is_held(bench: SqsBench) -> None:
+    """An ETA is the worker's to wait for, as SQS has no delay beyond 15 minutes."""
+    bench.receive(seconds=100.0)
+    for _ in range(40):
+        bench.clock.advance(45.0)
+        assert extend(bench, "h") == [HELD]
+    assert [entry["VisibilityTimeout"] for entry in bench.api.sent("change")] == [100] * 40
+    assert bench.driver.complete(["h"]) == [HELD]
+
+
 def test_a_redrive_policy_is_told_with_the_claim(bench: SqsBench) -> None:
     """SQS's own dead-letter queue decides where there is one, and policies may change."""
     claim = bench.receive("a")

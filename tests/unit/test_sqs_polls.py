@@ -1,0 +1,82 @@
+"""What becomes of a worker's polls that SQS does not serve, on kombu's own connection."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("boto3")
+
+from kombu.asynchronous.aws.sqs.connection import AsyncSQSConnection
+
+from celery_lease.brokers.sqs.polls import NOT_SERVED, Poll, guard
+
+DATE = "Fri, 15 Jan 2027 08:00:00 GMT"
+
+
+class Response:
+    """An answer as kombu hands it on."""
+
+    reason = "as the test wants it"
+
+    def __init__(self, status: int, body: bytes = b"") -> None:
+        self.status, self._body = status, body
+        self.response = SimpleNamespace(headers={}, request=SimpleNamespace(headers={}))
+
+    def read(self) -> bytes:
+        return self._body
+
+
+def poll(response: Response) -> Any:
+    """Let an answer arrive at a guarded connection of kombu's."""
+    connection: Any = object.__new__(AsyncSQSConnection)
+    connection.sqs_connection = SimpleNamespace(meta=SimpleNamespace(service_model=None))
+    return guard(connection)._on_list_ready(None, [], "ReceiveMessage", response)
+
+
+def error(code: str) -> bytes:
+    """Return the body that comes with an error."""
+    return f'{{"__type": "com.amazonaws.sqs#{code}", "message": "no"}}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (403, "OverLimit"),  # 120,000 messages of the queue are in flight
+        (403, "ExpiredToken"),  # temporary credentials, before they are renewed
+        (403, "ExpiredTokenException"),
+        (400, "RequestExpired"),
+        (400, "RequestThrottled"),
+        (400, "ThrottlingException"),
+        (500, "InternalFailure"),
+        (503, "ServiceUnavailable"),
+        (504, ""),
+        (599, ""),  # no answer at all
+    ],
+)
+def test_a_poll_that_may_be_served_later_has_brought_nothing(status: int, code: str) -> None:
+    """Kombu would end the worker."""
+    assert poll(Response(status, error(code))) is NOT_SERVED
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "QueueDoesNotExist", "InvalidClientTokenId"])
+def test_a_poll_that_will_never_be_served_is_the_operators_to_hear_of(code: str) -> None:
+    """Waiting would help nobody."""
+    with pytest.raises(Exception, match=code):
+        poll(Response(403, error(code)))
+
+
+def test_a_poll_tells_when_it_was_served_if_sqs_does() -> None:
+    """Fencing tokens are made of it; what is no date is none."""
+    assert Poll(1.0).served({"Date": DATE}) == Poll(1.0, 1_800_000_000)
+    assert Poll(1.0).served({"Date": "soon"}) == Poll(1.0).served({}) == Poll(1.0)
+
+
+def test_a_poll_asks_when_a_message_was_sent() -> None:
+    """In the list that this version of kombu has, once."""
+    connection: Any = object.__new__(AsyncSQSConnection)
+    connection.message_system_attribute_names = ["ApproximateReceiveCount"]
+    guard(guard(connection))
+    assert connection.message_system_attribute_names == ["ApproximateReceiveCount", "SentTimestamp"]
