@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from harness.app import app
 from harness.ledger import record
+from harness.rabbitmq import with_queue
 
 if TYPE_CHECKING:
     from celery_lease import ToolContext
 
 PLAIN = "BENCHMARK_PLAIN"
+
+with_queue(app)
 
 
 @app.task(name="benchmark.plain", acks_late=True, reject_on_worker_lost=True, ignore_result=True)
@@ -24,9 +27,10 @@ def plain() -> None:
     """Do nothing, as a plain late-ack task."""
 
 
-@app.task(name="benchmark.pause", acks_late=True, ignore_result=True)
-def pause(seconds: float) -> None:
-    """Keep one process of the pool busy."""
+@app.task(name="benchmark.pause", bind=True, acks_late=True, ignore_result=True)
+def pause(self: Any, seconds: float) -> None:
+    """Keep one process of the pool busy, recorded in the ledger."""
+    record("start", self.request.id, self.request.hostname)
     time.sleep(seconds)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from amqp.exceptions import NotFound
 
@@ -17,7 +17,6 @@ from harness.rabbitmq import QUORUM, with_queue
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pytest
     from celery import Celery
 
     from harness.setup import Setup
@@ -39,6 +38,14 @@ ABILITIES = {
 _numbers = itertools.count(1)
 
 
+class Servers(Protocol):
+    """Has a server of each kind, as pytest has by its fixtures' names."""
+
+    def getfixturevalue(self, argname: str) -> Any:
+        """Return a running one."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """A queue that is one test's own, for its workers and for looking at it."""
@@ -57,18 +64,26 @@ class Place:
         return with_queue(self.setup.app())
 
 
-def place_of(name: str, request: pytest.FixtureRequest, **conf: Any) -> Place:
-    """Return a place at a broker, with further Celery settings of its workers."""
-    make = {"valkey": _redis, "sqs": _sqs, "pgmq": _pgmq}.get(name.split(maxsplit=1)[0])
-    arguments = QUORUM if name.endswith("quorum") else {}
-    return make(request, conf) if make else _rabbitmq(request, conf, arguments)
+def place_of(name: str, servers: Servers, *, visibility: int = VISIBILITY, **conf: Any) -> Place:
+    """Return a place at a broker, with further Celery settings of its workers.
+
+    Args:
+        name: One of :data:`ABILITIES`.
+        servers: Starts the broker, or has.
+        visibility: Seconds for which it hides what was received, where it does.
+        conf: Celery settings.
+    """
+    make = {"valkey": _redis, "sqs": _sqs, "pgmq": _pgmq}.get(name)
+    if make is not None:
+        return make(servers, visibility, conf)
+    return _rabbitmq(servers, conf, QUORUM if name.endswith("quorum") else {})
 
 
-def _redis(request: pytest.FixtureRequest, conf: dict[str, Any]) -> Place:
+def _redis(servers: Servers, visibility: int, conf: dict[str, Any]) -> Place:
     from harness.setup import Setup
 
-    server = request.getfixturevalue("valkey")
-    options = {"visibility_timeout": VISIBILITY}
+    server = servers.getfixturevalue("valkey")
+    options = {"visibility_timeout": visibility}
     setup = Setup(server.fresh_url(), conf={"broker_transport_options": options, **conf})
 
     def size(queue: str = "celery") -> int:
@@ -87,9 +102,9 @@ def _redis(request: pytest.FixtureRequest, conf: dict[str, Any]) -> Place:
     )
 
 
-def _sqs(request: pytest.FixtureRequest, conf: dict[str, Any]) -> Place:
-    moto = request.getfixturevalue("moto")
-    queue = moto.fresh_queue(VisibilityTimeout=str(VISIBILITY))
+def _sqs(servers: Servers, visibility: int, conf: dict[str, Any]) -> Place:
+    moto = servers.getfixturevalue("moto")
+    queue = moto.fresh_queue(VisibilityTimeout=str(visibility))
 
     def dead() -> int:
         with suppress(moto.client().exceptions.QueueDoesNotExist):
@@ -104,25 +119,23 @@ def _sqs(request: pytest.FixtureRequest, conf: dict[str, Any]) -> Place:
     )
 
 
-def _pgmq(request: pytest.FixtureRequest, conf: dict[str, Any]) -> Place:
-    database = request.getfixturevalue("postgres").fresh_database()
+def _pgmq(servers: Servers, visibility: int, conf: dict[str, Any]) -> Place:
+    database = servers.getfixturevalue("postgres").fresh_database()
 
     def dead() -> int:
         statement = "SELECT queue_length FROM pgmq.metrics_all() WHERE queue_name = 'celery_dead'"
         return sum(length for (length,) in database.execute(statement))
 
     return Place(
-        setup=database.setup(visibility_timeout=VISIBILITY, pool_size=1).having(**conf),
+        setup=database.setup(visibility_timeout=visibility, pool_size=1).having(**conf),
         waiting=lambda: int(database.counts()[0]),
         left=lambda: sum(database.counts()),
         dead=dead,
     )
 
 
-def _rabbitmq(
-    request: pytest.FixtureRequest, conf: dict[str, Any], arguments: dict[str, Any]
-) -> Place:
-    server = request.getfixturevalue("rabbitmq")
+def _rabbitmq(servers: Servers, conf: dict[str, Any], arguments: dict[str, Any]) -> Place:
+    server = servers.getfixturevalue("rabbitmq")
     queue = f"place{next(_numbers)}"
     # A stopped worker keeps its messages until the broker misses its heartbeats.
     setup = server.setup(queue, arguments, broker_heartbeat=4, broker_heartbeat_checkrate=2)
