@@ -9,6 +9,7 @@ import pytest
 from celery import Celery, states
 from celery.exceptions import Ignore, TaskRevokedError
 from celery.signals import task_revoked
+from celery.utils.timer2 import Timer
 from celery.worker import state
 
 from celery_lease import LeasedTask, TaskCancelled, ToolContext
@@ -53,7 +54,7 @@ def test_each_task_is_dealt_with_by_where_it_is(
 ) -> None:
     """Told, settled, known as lost or plain, or unknown; all of them refused from now on."""
     settled: list[str] = []
-    monkeypatch.setattr(compat, "revoke_waiting", lambda tag: not settled.append(tag))
+    monkeypatch.setattr(compat, "revoke_waiting", lambda _, tag: not settled.append(tag))
     monkeypatch.setattr(
         compat, "plain_tasks", lambda ids: [each for each in ids if each == "plain"]
     )
@@ -64,7 +65,7 @@ def test_each_task_is_dealt_with_by_where_it_is(
     bench.leases.start("pooled")
     bench.receive("waiting")
     ids = ["id-running", "id-pooled", "id-waiting", "id-late", "plain", "x"]
-    done = cancelling.cancel(bench.leases, ids, settle=True)
+    done = cancelling.cancel(bench.leases, ids, SimpleNamespace())
     said = ["told", "told", "revoked", "lost", "plain", "unknown"]
     assert states_of(done) == dict(zip(ids, said, strict=True))
     assert settled == ["waiting"]
@@ -88,7 +89,7 @@ def test_a_stand_in_leaves_what_waits_to_the_main_loop(bench: Bench) -> None:
 def test_a_cancelled_task_keeps_its_lease_while_it_cleans_up(bench: Bench) -> None:
     """The keeper goes on extending for the beat at which it was told."""
     held = bench.run()
-    cancelling.cancel(bench.leases, ["id-a"], settle=True)
+    cancelling.cancel(bench.leases, ["id-a"], None)
     bench.clock.advance(5.0)
     bench.beat(held)
     assert bench.passed().extended == 1
@@ -96,12 +97,20 @@ def test_a_cancelled_task_keeps_its_lease_while_it_cleans_up(bench: Bench) -> No
     assert bench.told(held) == beatboard.FLAG_CANCELLED
 
 
-def test_a_waiting_request_is_revoked_as_celery_does(app: Celery) -> None:
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_waiting_request_is_revoked_as_celery_does(app: Celery, *, scheduled: bool) -> None:
     """Result, event and acknowledgement now; nothing more when its time comes."""
     bench = RequestBench(app, send_events=True)
-    assert not compat.revoke_waiting("another")
+    timer = Timer()
+    timer.call_at(10**10, id, (bench.request,))
+    timer.call_after(600, id)
+    if scheduled:
+        state.reserved_requests.discard(bench.request)
+    worker: Any = SimpleNamespace(timer=timer)
+    assert not compat.revoke_waiting(worker, "another")
     compat.refuse(bench.request.id)
-    assert compat.revoke_waiting("tag")
+    assert compat.revoke_waiting(worker, "tag")
+    timer.stop()
     assert (bench.state, bench.events) == (states.REVOKED, ["task-revoked"])
     assert bench.leases.end == "completed"
     assert not bench.is_open()

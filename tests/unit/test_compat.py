@@ -511,7 +511,7 @@ def test_a_backend_for_progress_is_the_publishers_own_and_gives_up_early() -> No
         def _get_task_meta_for(self, _task_id: str) -> dict[str, str]:
             return {"status": "PENDING"}
 
-    app.backend_cls = Backend
+    app._get_backend = lambda: Backend(app=app, url=app.conf.result_backend)
     with pytest.raises(ConnectionError):
         compat.progress_store(app)("t", "1", {"done": 1})
     ((backend, key, value, _),) = tries

@@ -22,6 +22,8 @@ from celery_lease.worker import compat
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from celery.worker.consumer import Consumer
+
     from celery_lease.worker.held import Held
     from celery_lease.worker.leases import Leases
 
@@ -37,13 +39,16 @@ class Reaction(StrEnum):
     UNKNOWN = "unknown"  #: it is not here
 
 
-def cancel(leases: Leases, task_ids: Collection[str], *, settle: bool) -> dict[str, dict[str, Any]]:
+def cancel(
+    leases: Leases, task_ids: Collection[str], consumer: Consumer | None
+) -> dict[str, dict[str, Any]]:
     """Cancel tasks; return for each id what was done here.
 
     Args:
         leases: The worker's leases.
         task_ids: The tasks.
-        settle: Revoke what waits at once; only the thread of the main loop may.
+        consumer: Whose main loop this thread is: what waits there is revoked at once. None: it is
+            another thread, and what waits is revoked when its time comes.
     """
     for task_id in task_ids:
         compat.refuse(task_id)
@@ -54,7 +59,8 @@ def cancel(leases: Leases, task_ids: Collection[str], *, settle: bool) -> dict[s
         reactions = [(held, _tell(leases, held)) for held in helds]
     for held, reaction in reactions:
         lease = held.lease
-        if reaction is Reaction.WAITS and settle and compat.revoke_waiting(lease.claim.tag):
+        main = consumer if reaction is Reaction.WAITS else None
+        if main is not None and compat.revoke_waiting(main, lease.claim.tag):
             done[lease.task_id] = {"state": str(Reaction.REVOKED), "task": lease.name}
         else:
             done[lease.task_id] = _facts(leases, held, reaction)

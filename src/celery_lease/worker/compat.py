@@ -89,18 +89,24 @@ def refuse(task_id: str) -> None:
     state.revoked.add(task_id)
 
 
-def revoke_waiting(tag: str) -> bool:
+def revoke_waiting(consumer: Consumer, tag: str) -> bool:
     """Revoke the request of a lease that waits for its time; for the main loop's thread.
 
     Celery revokes a refused request when its time comes; this does so now, with everything that
     belongs to it: result, chord, event, signal, acknowledgement.
     """
-    scheduled = getattr(state, "scheduled_requests", ())  # 5.5 has no list of them
-    for request in {*state.reserved_requests, *scheduled}:
+    for request in {*state.reserved_requests, *_scheduled(consumer)}:
         lease = getattr(request, "lease", None)
         if lease is not None and lease.tag == tag:
             return bool(request.revoked())
     return False
+
+
+def _scheduled(consumer: Consumer) -> set[Request]:
+    """Return the requests that wait for their ETA, as Celery's own ``inspect scheduled`` does."""
+    queue: Any = consumer.timer.schedule.queue
+    first = [each.entry.args[0] for each in queue if each.entry.args]
+    return {each for each in first if isinstance(each, Request)}
 
 
 def plain_tasks(task_ids: Iterable[str]) -> list[str]:

@@ -66,7 +66,8 @@ def lease_cancel(state: Any, task_id: str | Sequence[str], **_: Any) -> dict[str
     held = getattr(state.consumer, "leases", None)
     if held is None:
         return NO_LEASES
-    done = cancel(held, _listed(task_id), settle=not getattr(state, "lease_stand_in", False))
+    is_main = not getattr(state, "lease_stand_in", False)
+    done = cancel(held, _listed(task_id), state.consumer if is_main else None)
     here = [each for each, what in done.items() if what["state"] != Reaction.UNKNOWN]
     return {"ok": f"{len(here)} of {len(done)} tasks are here", "tasks": done}
 
