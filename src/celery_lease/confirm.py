@@ -12,6 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from celery_lease import brokers
+from celery_lease.core import fields
 from celery_lease.core.delivery import Answer, Renewal
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def confirm(app: Celery, ticket: Mapping[str, Any]) -> bool:
     try:
         driver = _driver(app)
     except Exception:  # an unreachable broker, in as many ways as there are clients
-        logger.exception("lease not confirmed: broker not reached")
+        extra = fields.of_ticket(ticket)
+        logger.exception("lease not confirmed: broker not reached", extra=extra)
         return False
     renewal = Renewal(ticket["tag"], ticket["extension"], late=True)
     return driver.extend([renewal], timeout=TIMEOUT) == [Answer.HELD]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from celery_lease import subprocesses
 from celery_lease.checkpoints import Checkpoints, Superseded
-from celery_lease.core import board as beatboard
+from celery_lease.core import board as beatboard, fields
 from celery_lease.core.board import BEAT, GATE, Board, Outcome, Slot
 from celery_lease.core.clock import SystemClock, host_seconds
 from celery_lease.core.errors import LeaseLost, ShutdownRequested, TaskCancelled
@@ -60,6 +60,7 @@ class ToolContext:
         self._aborts = ticket.get("on_lost", "abort") == "abort"
         self._observed = ticket.get("mode") == "observe"
         self._published = ticket.get("publishes", False)
+        self._fields = fields.of_ticket(ticket)  # for the log
 
     def beat(
         self, done: float | None = None, total: float | None = None, note: str | None = None
@@ -324,7 +325,8 @@ class ToolContext:
         if self._aborts:
             raise LeaseLost(self.task_id, reason)
         if not told:
-            logger.warning("lease of task %s lost (%s); the task runs on", self.task_id, reason)
+            text = "lease of task %s lost (%s); the task runs on"
+            logger.warning(text, self.task_id, reason, extra=self._fields)
 
 
 class _ContextHeartbeat(Heartbeat):

@@ -57,6 +57,12 @@ def active_context() -> ToolContext | None:
     return _current.get()
 
 
+def log_fields() -> dict[str, object]:
+    """Return the fields of a log line of the leased task that runs here; none of no leased task."""
+    context = _current.get()
+    return context._fields if context is not None and context.leased else {}
+
+
 def private_context(task_id: str = "") -> ToolContext:
     """Return a context without a lease, for a call outside a worker."""
     board = Board.private()

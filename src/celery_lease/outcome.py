@@ -15,6 +15,7 @@ from celery.exceptions import Ignore
 
 from celery_lease.checkpoints import ending as checkpoints
 from celery_lease.confirm import confirm
+from celery_lease.core import fields
 from celery_lease.core.board import Outcome
 from celery_lease.core.delivery import Answer
 from celery_lease.core.errors import LeaseLost, ShutdownRequested, TaskCancelled
@@ -126,7 +127,7 @@ def _run_leased(
     try:
         context = leased_context(ticket, task.request.id or "")
     except LeaseLost as exc:
-        raise _discarded(task, exc) from None
+        raise _discarded(task, exc, ticket) from None
     checkpoints.attach(task, context)
     _watch(task, context)
     if _ignores_result(task):  # also its progress: nothing would ever overwrite that
@@ -139,19 +140,19 @@ def _run_leased(
         finally:
             close_progress(context)
     except ShutdownRequested as exc:
-        logger.info("%s", exc, extra={"task_id": task.request.id, "task_name": task.name})
+        logger.info("%s", exc, extra=fields.of_ticket(ticket))
         raise HandedOver(str(exc)) from None
     except TaskCancelled as exc:
         if not may_act(task.app, context, ticket):
-            raise _discarded(task, exc) from None
-        _revoke(task)
+            raise _discarded(task, exc, ticket) from None
+        _revoke(task, fields.of_ticket(ticket))
         raise Cancelled(str(exc)) from None
     except Exception as exc:
         if isinstance(exc, LeaseLost) or not may_act(task.app, context, ticket):
-            raise _discarded(task, exc) from None
+            raise _discarded(task, exc, ticket) from None
         raise
     if not may_act(task.app, context, ticket):
-        raise _discarded(task, None)
+        raise _discarded(task, None, ticket)
     return result
 
 
@@ -192,7 +193,7 @@ def _ignores_result(task: Task[Any, Any]) -> bool:
     return bool(task.ignore_result if of_call is None else of_call)
 
 
-def _revoke(task: Task[Any, Any]) -> None:
+def _revoke(task: Task[Any, Any], extra: Mapping[str, object]) -> None:
     """Store that a task was revoked, as Celery does for one that had not started.
 
     Here, and not in the main process, which may stand still: what is acknowledged has been stored.
@@ -202,22 +203,18 @@ def _revoke(task: Task[Any, Any]) -> None:
     try:
         task.backend.mark_as_revoked(request.id, "cancelled", request=request, store_result=store)
     except Exception:  # it ends all the same; whoever waits for its result has to be told otherwise
-        logger.exception("task %s[%s] cancelled, but not so stored", task.name, request.id)
-    logger.info(
-        "task %s[%s] ended, being cancelled",
-        task.name,
-        request.id,
-        extra={"task_id": request.id, "task_name": task.name},
-    )
+        text = "task %s[%s] cancelled, but not so stored"
+        logger.exception(text, task.name, request.id, extra=extra)
+    logger.info("task %s[%s] ended, being cancelled", task.name, request.id, extra=extra)
 
 
-def _discarded(task: Task[Any, Any], exc: Exception | None) -> Discarded:
+def _discarded(task: Task[Any, Any], exc: Exception | None, ticket: Mapping[str, Any]) -> Discarded:
     what = "result" if exc is None else type(exc).__name__
     logger.warning(
         "task %s[%s] lost its lease: its %s is discarded, the message is run elsewhere",
         task.name,
         task.request.id,
         what,
-        extra={"task_id": task.request.id, "task_name": task.name},
+        extra=fields.of_ticket(ticket),
     )
     return Discarded(f"{what} discarded: lease lost")

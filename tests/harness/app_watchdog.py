@@ -10,6 +10,8 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+from celery.utils.log import get_task_logger
+
 from celery_lease import LeasedTask, ToolContext
 from harness.app import note
 from harness.setup import Setup
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from celery import Task
 
 app = Setup.from_env().app("watchdog")
+logger = get_task_logger(__name__)
 
 
 def burn_the_processor(seconds: float) -> None:
@@ -83,6 +86,7 @@ def observed(self: Task[Any, Any], seconds: float, *, context: ToolContext) -> i
 def beats(self: Task[Any, Any], seconds: float, *, context: ToolContext) -> int:
     """Work and beat for some seconds."""
     note(self, "start", deliveries=context.deliveries)
+    logger.info("work of %g s begins", seconds)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(0.05)

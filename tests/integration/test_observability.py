@@ -12,14 +12,16 @@ import sys
 import urllib.request
 import xml.etree.ElementTree as ET
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from celery_lease.core.fields import NAMES
 from celery_lease.observability.metrics import METRICS, Kind
+from harness import json_log
 from harness.processes import LocalProcess
 from harness.setup import Setup
 from harness.waiting import eventually, free_port
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
 
     from harness.brokers import RedisServer
 
-OPTIONS = WorkerOptions(module="harness.app_watchdog", concurrency=2)
+OPTIONS = WorkerOptions(
+    module="harness.app_watchdog", concurrency=2, extra=(*QUIET_PEERS, "-I", "harness.json_log")
+)
 EXTENSION = 3.0
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana" / "celery-lease.json"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -51,6 +55,7 @@ class Seen:
     killed: str  #: a worker's name
     alive: str
     groups: str  #: how the worker that lives answers to another request for events
+    lines: list[dict[str, Any]]  #: of both workers' logs, with their fields
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +72,9 @@ def seen(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def play(setup: Setup, fleet: WorkerFleet, heard: Callable[[], list[dict[str, Any]]]) -> Seen:
-    ports = [free_port(), free_port()]
-    for worker in [fleet.launch(setup.having(lease_health_port=port), OPTIONS) for port in ports]:
+    ports, log = [free_port(), free_port()], fleet.directory / "log.jsonl"
+    options = replace(OPTIONS, env={json_log.ENV: str(log)})
+    for worker in [fleet.launch(setup.having(lease_health_port=port), options) for port in ports]:
         worker.wait_ready()
     app, ledger, picture = setup.app(), fleet.ledger, fleet.directory / "trace.svg"
     recorder = record(fleet, "--seconds", "60", "--output", str(picture))
@@ -98,6 +104,7 @@ def play(setup: Setup, fleet: WorkerFleet, heard: Callable[[], list[dict[str, An
         killed=dead.hostname,
         alive=alive.hostname,
         groups=reply[alive.hostname]["ok"],
+        lines=[json.loads(line) for line in log.read_text().splitlines()],
     )
 
 
@@ -244,6 +251,26 @@ def test_the_metrics_of_the_worker_that_lives_agree_with_what_happened(seen: See
     assert found["celery_lease_beats_seen_total"]["watchdog.beats"] >= 3
     assert found["celery_lease_broker_round_trip_seconds_count"][""] >= 1
     assert 0.0 < found["celery_lease_broker_round_trip_seconds_sum"][""] < 5.0
+
+
+def test_log_lines_of_a_task_tell_under_which_lease_they_were_written(seen: Seen) -> None:
+    """A task's own, in its process, and its worker's, by the same fields as the events."""
+    granted = [event for event in seen.events if event["type"] == "lease-granted"]
+    expected = [
+        {"lease": event["lease"], "token": event["token"], "worker": event["holder"]}
+        | {"task_id": event["uuid"], "task_name": event["name"]}
+        for event in granted
+        if event["uuid"] == seen.victim
+    ]
+    own = [line for line in seen.lines if line["text"] == "work of 3 s begins"]
+    assert [{name: line[name] for name in NAMES} for line in own] == expected
+    (recovered,) = [line for line in seen.lines if "message returned to queue" in line["text"]]
+    assert {name: recovered[name] for name in NAMES} == expected[0]
+    (stalled,) = [line for line in seen.lines if "has not beaten for 1" in line["text"]]
+    assert stalled["task_id"] == seen.silent
+    assert stalled["process"] not in {line["process"] for line in own}
+    ready = [line for line in seen.lines if line["text"].endswith(" ready.")]
+    assert {line["lease"] for line in ready} == {"-"}
 
 
 def names_in(expression: str) -> set[str]:

@@ -28,6 +28,7 @@ from kombu.transport.virtual import Message, QoS
 
 from celery_lease import LeasedTask
 from celery_lease.worker import compat
+from celery_lease.worker.held import Handle
 from celery_lease.worker.request import LeasedRequest
 from celery_lease.worker.steps import LeaseConsumer
 
@@ -62,6 +63,8 @@ class FakePool:
 class FakeLeases:
     """Takes what a leased request tells of its lease."""
 
+    worker_id = "w1@host:1:abc"
+
     def __init__(self, ticket: dict[str, Any] | None) -> None:
         self.ticket = ticket
         self.discarded: list[str] = []
@@ -79,7 +82,7 @@ def request_of(app: Celery, pool: FakePool, ticket: dict[str, Any] | None) -> Le
     @app.task(name="t", base=LeasedTask, shared=False)
     def t() -> None: ...
 
-    lease = SimpleNamespace(leases=FakeLeases(ticket), tag="tag")
+    lease = Handle(FakeLeases(ticket), "tag")  # type: ignore[arg-type]
     message = SimpleNamespace(
         headers={"task": "t", "id": "id"},
         body=b"[[], {}, {}]",

@@ -37,6 +37,8 @@ RELEASED, LOST = "released", "released as a loss"
 class Leases:
     """A worker's leases as far as a request asks, for one lease."""
 
+    worker_id = "w1@host:1:abc"
+
     def __init__(self) -> None:
         self.end = HELD
         self.lost = False

@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from celery_lease.core import fields
+
 if TYPE_CHECKING:
+    from celery.worker.request import Request
+
     from celery_lease.core.board import Slot
     from celery_lease.core.lease import Lease
     from celery_lease.worker.leases import Leases
@@ -37,6 +41,19 @@ class Held:
     beat: float = 0.0  #: the task's own last beat, whatever counts as one for the lease
     quiet: float = 0.0  #: the end of the quiet period that the task declared
     unproven: bool = False  #: observed, and heartbeat mode would have lost it
+    worker: str = ""  #: whose it is; for the log
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """The fields of a log line about it."""
+        lease = self.lease
+        return {
+            fields.TASK_ID: lease.task_id,
+            fields.TASK_NAME: lease.name,
+            fields.LEASE: lease.claim.tag,
+            fields.TOKEN: lease.claim.token,
+            fields.WORKER: self.worker,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +62,17 @@ class Handle:
 
     leases: Leases
     tag: str
+    token: int | None = None
+
+    def fields(self, request: Request) -> dict[str, object]:
+        """Return the fields of a log line about a *request* under it, whatever became of it."""
+        return {
+            fields.TASK_ID: request.id,
+            fields.TASK_NAME: request.name,
+            fields.LEASE: self.tag,
+            fields.TOKEN: self.token,
+            fields.WORKER: self.leases.worker_id,
+        }
 
 
 def ticket(leases: Leases, lease: Lease, slot: Slot) -> dict[str, Any]:
@@ -54,6 +82,8 @@ def ticket(leases: Leases, lease: Lease, slot: Slot) -> dict[str, Any]:
         "board": leases.board.address,
         "slot": slot.index,
         "generation": slot.generation,
+        "task": lease.name,
+        "id": lease.task_id,
         "tag": claim.tag,
         "token": claim.token,
         "deliveries": claim.deliveries,

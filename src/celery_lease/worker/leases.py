@@ -99,9 +99,9 @@ class Leases:
             lease = Lease(
                 claim, message.lease_policy, task_id=task_id, name=name, tell=self.tally.changed
             )
-            self._held[claim.tag] = Held(lease)
+            self._held[claim.tag] = Held(lease, worker=self.worker_id)
             self.shortest = min(self.shortest, lease.policy.extension)
-        message.lease = Handle(self, claim.tag)
+        message.lease = Handle(self, claim.tag, claim.token)
         self.on_claimed(lease)
 
     def complete(self, tag: str) -> None:

@@ -38,7 +38,7 @@ def lost(held: Held, then: str = NEXT_BEAT) -> None:
         lease.claim.deliveries,
         lease.claim.token,
         then,
-        extra=_fields(held),
+        extra=held.fields,
     )
 
 
@@ -51,7 +51,7 @@ def slow(held: Held) -> None:
         lease.name,
         lease.task_id,
         lease.policy.extension,
-        extra=_fields(held),
+        extra=held.fields,
     )
 
 
@@ -66,7 +66,7 @@ def unproven(held: Held) -> None:
         lease.task_id,
         expiry - (lease.started_at or expiry),
         lease.policy.extension,
-        extra=_fields(held),
+        extra=held.fields,
     )
 
 
@@ -83,7 +83,7 @@ def stalled(held: Held, silence: float, seen: Diagnosis) -> None:
         seen,
         lease.claim.deliveries,
         f"\n{seen.stack}" if seen.stack else "",
-        extra=_fields(held),
+        extra=held.fields,
     )
 
 
@@ -95,7 +95,7 @@ def disowned(held: Held) -> None:
         "its outcome will be thrown away; its slot is taken until it ends",
         lease.name,
         lease.task_id,
-        extra=_fields(held),
+        extra=held.fields,
     )
 
 
@@ -110,7 +110,7 @@ def process_gone(held: Held, cause: object) -> None:
         cause,
         lease.claim.deliveries,
         lease.claim.token,
-        extra=_fields(held),
+        extra=held.fields,
     )
 
 
@@ -122,7 +122,7 @@ def left_behind(helds: Iterable[Held]) -> None:
             "worker ends while it holds task %s[%s]: its message comes back when its lease expires",
             lease.name,
             lease.task_id,
-            extra=_fields(held),
+            extra=held.fields,
         )
 
 
@@ -134,13 +134,3 @@ def untold(count: int) -> None:
             "returned; what was claimed comes back when its lease expires, and is run once more",
             count,
         )
-
-
-def _fields(held: Held) -> dict[str, object]:
-    lease = held.lease
-    return {
-        "task_id": lease.task_id,
-        "task_name": lease.name,
-        "lease": lease.claim.tag,
-        "token": lease.claim.token,
-    }

@@ -19,7 +19,7 @@ from celery_lease.core.delivery import Answer
 from celery_lease.core.errors import TooManyDeliveries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from celery_lease.core.lease import Lease
     from celery_lease.worker.held import Handle
@@ -55,8 +55,9 @@ def bury(request: Request, lease: Handle, exc: TooManyDeliveries) -> bool:
     """
     answer = lease.leases.bury(lease.tag, exc.queue)
     if answer is Answer.HELD:
-        _tell(exc)
-        _fail(request, exc)
+        extra = lease.fields(request)
+        logger.error("%s; see: celery lease dead show %s", exc, exc.task_id, extra=extra)
+        _fail(request, exc, extra)
     elif answer is Answer.UNKNOWN:
         logger.critical(
             "task %s[%s] not started: lost %d times, and the broker did not tell whether it is in "
@@ -65,6 +66,7 @@ def bury(request: Request, lease: Handle, exc: TooManyDeliveries) -> bool:
             request.id,
             exc.losses,
             exc.queue,
+            extra=lease.fields(request),
         )
     return answer is Answer.HELD
 
@@ -89,18 +91,13 @@ def survivable(exc_info: Any, exc: MemoryError, *, stored: bool) -> Any:
     return told
 
 
-def _tell(exc: TooManyDeliveries) -> None:
-    logger.error(
-        "%s; see: celery lease dead show %s", exc, exc.task_id, extra={"task_id": exc.task_id}
-    )
-
-
-def _fail(request: Request, exc: TooManyDeliveries) -> None:
+def _fail(request: Request, exc: TooManyDeliveries, extra: Mapping[str, object]) -> None:
     """Let Celery fail the task in its own words: result, errbacks, chord, signal, event."""
     try:
         Request.on_failure(request, _info(exc))
     except Exception:  # the backend's errors end a consumer; the message is safe already
-        logger.exception("failure of task %s[%s] not told", request.name, request.id)
+        text = "failure of task %s[%s] not told"
+        logger.exception(text, request.name, request.id, extra=extra)
 
 
 def _info(exc: TooManyDeliveries) -> ExceptionInfo:

@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from celery_lease.core import fields
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -74,7 +76,7 @@ def _tell(batch: Sequence[Reaped]) -> None:
     if plain:
         logger.warning("%d messages without a lease were overdue: returned to queue", plain)
     for each in batch:
-        extra = {"task_id": each.about.get("id"), "lease": each.tag}
+        extra = fields.of_ticket({**each.about, "tag": each.tag})
         if each.error:
             text = "message %s not returned to queue %s, next try in a minute: %s"
             logger.error(text, each.tag, each.queue or "?", each.error, extra=extra)

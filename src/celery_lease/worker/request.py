@@ -89,11 +89,13 @@ class LeasedRequest(Request):
                 "nothing more is taken until one ends. Lower worker_prefetch_multiplier",
                 self.name,
                 self.id,
+                extra=lease.fields(self),
             )
             lease.leases.hand_back([lease.tag])
             ticket = None
         if ticket is None:
-            logger.info("task %s[%s] not started: its lease is gone", self.name, self.id)
+            text = "task %s[%s] not started: its lease is gone"
+            logger.info(text, self.name, self.id, extra=lease.fields(self))
             self._drop(lease)
             raise TaskRevokedError(self.id)
         self.delivery_info["lease"] = ticket  # type: ignore[typeddict-unknown-key]

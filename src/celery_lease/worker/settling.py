@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from celery_lease.core import fields
 from celery_lease.core.delivery import Answer
 
 if TYPE_CHECKING:
@@ -81,5 +82,7 @@ class Settling:
             self._left.append((how, again))
         for each, answer in answers:
             if answer is Answer.LOST:
-                logger.info("lease %s had ended: nothing was changed at the broker", each)
+                extra = {fields.LEASE: each}
+                text = "lease %s had ended: nothing was changed at the broker"
+                logger.info(text, each, extra=extra)
         return not again

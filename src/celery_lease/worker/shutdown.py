@@ -130,7 +130,7 @@ class Shutdown:
             lease.name,
             lease.task_id,
             round(waited, 1),
-            extra={"task_id": lease.task_id, "task_name": lease.name, "lease": lease.claim.tag},
+            extra=held.fields,
         )
 
         def release() -> None:
