@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import beats, bench as benchmarks_bench, endings, extending, throughput
+from benchmarks import beats, bench as benchmarks_bench, brokers, endings, extending, throughput
 from benchmarks.chart import LEFT, UNIT, svg
 from benchmarks.figures import Figure, as_json, table
 from benchmarks.runner import MEASUREMENTS, main, server_version, write
@@ -120,3 +120,19 @@ def test_reserved_messages_are_waited_for(bench: benchmarks_bench.Bench) -> None
 def test_the_server_is_named(bench: benchmarks_bench.Bench) -> None:
     """Breaks when figures cannot be told from those of another server."""
     assert server_version(bench).split()[0] in {"valkey", "redis"}
+
+
+@pytest.mark.parametrize("kind", [brokers.LEASED, brokers.STOCK])
+def test_every_broker_is_measured_in_the_same_way(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: brokers.Kind,
+) -> None:
+    """A stock worker returns what it reserved when its task has ended, a leased one before."""
+    monkeypatch.setattr(brokers, "LEASES", 20)
+    monkeypatch.setattr(brokers, "BUSY", 2.0)
+    assert brokers.extend(request, "valkey", rounds=1) > 0
+    took = brokers.hand_back(request, "valkey", kind, tmp_path / "place")
+    assert took is not None
+    assert took < 30
