@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections import deque
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ HANDLERS = {each.__name__: each for each in (control.leases, control.lease_cance
 LOOK_INTERVAL, PATIENCE, REST = 0.5, 0.3, 5.0
 #: Seconds that the main loop may stand still in a stopping worker before it counts as away.
 AWAY = 2.0
+#: Seconds that a command is remembered which the main loop should answer, and may not live to.
+MEMORY = 3.0
 
 
 class Mailbox(Node):
@@ -60,16 +63,20 @@ class StandIn:
         self._able = compat.takes_commands(consumer)
         self._connection: Any = None
         self._listener: Any = None
+        self._node: Any = None
+        #: Commands that came, with the time; answered twice they do no harm.
+        self._heard: deque[tuple[float, Any, Any]] = deque(maxlen=100)
 
     def run_once(self) -> float:
         """Answer what comes within a moment, if that may be needed; return the seconds to rest."""
-        if not (self._able and self._may_be_wanted()):
+        if not self._able or (self._connection is None and not self._may_be_wanted()):
             return LOOK_INTERVAL
         try:
             if self._connection is None:
                 self._listen()
             with suppress(socket.timeout):
                 self._connection.drain_events(timeout=PATIENCE)
+            self._answer()
         except Exception as exc:  # noqa: BLE001  (a lost broker, in as many ways as there are)
             logger.debug("no commands are heard while the main loop is away: %s", exc)
             self.close()
@@ -83,10 +90,17 @@ class StandIn:
             with suppress(Exception):  # it may be what failed
                 connection.release()
 
+    def _answer(self) -> None:
+        """Answer what the main loop cannot; what it has had the time to answer is forgotten."""
+        now, away = self._leases.clock.now(), self._main_is_away()
+        while self._heard and (away or self._heard[0][0] < now - MEMORY):
+            heard_at, body, message = self._heard.popleft()
+            if heard_at >= now - MEMORY:
+                self._node.handle_message(body, message)
+
     def _may_be_wanted(self) -> bool:
-        """Whether to listen, which has to begin before there is something to hear."""
-        leases = self._leases
-        return leases.loop_is_task or (self._shutdown.asked and len(leases) > 0)
+        """Whether to listen from now on; it has to begin before there is something to hear."""
+        return self._leases.loop_is_task or len(self._leases) > 0
 
     def _main_is_away(self) -> bool:
         if self._leases.loop_is_task and self._leases.running():
@@ -107,8 +121,9 @@ class StandIn:
             consumer.hostname, state, compat.channel_of_its_own(connection), HANDLERS, mailbox
         )
 
-        def answer(body: Any, message: Any) -> None:
-            if body.get("method") in HANDLERS and self._main_is_away():
-                node.handle_message(body, message)
+        def hear(body: Any, message: Any) -> None:
+            if body.get("method") in HANDLERS:
+                self._heard.append((self._leases.clock.now(), body, message))
 
-        self._listener = node.listen(callback=answer)
+        self._listener = node.listen(callback=hear)
+        self._node = node

@@ -54,8 +54,8 @@ SUFFIX = ".malformed"
 class Pause:
     """How long to leave empty lists alone: longer each time, from the last message on.
 
-    A busy queue is never waited for, a chain of short tasks hardly; an idle worker asks 20 times a
-    second, which costs the server about as much as one message a second.
+    A busy queue is never waited for; an idle worker asks at most 20 times a second. A server that
+    has nothing else to do ends a pause at the next tick of its clock, of 100 ms by default.
     """
 
     seconds: float = 0.0

@@ -75,7 +75,8 @@ class RedisRecords:
         tags: list[Any] = list(records)
         scores: Any = self._driver.call(lambda client: client.zmscore(expiries, tags))
         for (tag, record), score in zip(records.items(), scores, strict=True):
-            if score is not None:  # else it was settled a moment ago
+            # Else it was settled a moment ago, or has only arrived.
+            if score is not None and not record.get("arriving"):
                 yield Recorded(
                     tag=tag.decode(),
                     task_id=record.get("id", ""),
