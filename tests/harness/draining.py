@@ -45,8 +45,8 @@ class Drained:
         eventually(lambda: self.ready() == 0, 10, what="all are received")
         self.drain()
         eventually(lambda: self.ready() == 2, 5, what="what waits is back")
-        assert always(lambda: self.ready() == 2, 2.5, every=0.1), "and stays there"
         assert self.ledger.count("end") == 0, "that was before the running task ended"
+        assert always(lambda: self.ready() == 2, 2.5, every=0.1), "and stays there"
         self.ledger.wait("end", running.id)
         more = [self.send((0.1,)) for _ in range(5)]  # more than what the window has places
         assert always(lambda: self.ready() == 7, 2.5, every=0.1), "it takes nothing"

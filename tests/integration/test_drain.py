@@ -84,7 +84,7 @@ def test_a_drained_worker_gives_back_what_waits_and_goes_on_when_told(
     acknowledged; what comes, plain or leased, is left alone until the worker goes on.
     """
     worker = stage.worker(pool, concurrency)
-    running = stage.send("beats", 4)
+    running = stage.send("beats", 6)
     stage.ledger.wait("start", running)
     if pool in {"prefork", "threads"}:  # a green worker takes no more than it can run
         stage.send("limited"), stage.send("limited"), stage.send("beats", 0, countdown=600)
@@ -92,8 +92,7 @@ def test_a_drained_worker_gives_back_what_waits_and_goes_on_when_told(
     waiting = 4 if pool in {"prefork", "threads"} else 1
     eventually(lambda: stage.queued == 0, 10, what="messages are taken")
     stage.app.control.broadcast("lease_drain", destination=[worker.hostname])
-    eventually(lambda: stage.queued == waiting, 5, what="what waits is back")
-    eventually(lambda: stage.held == 1, what="and what arrived meanwhile as well")
+    eventually(lambda: (stage.queued, stage.held) == (waiting, 1), 5, what="what waits is back")
     assert stage.ledger.count("end") == 0
     stage.redis.delete("celery")
     stage.ledger.wait("end", running)
