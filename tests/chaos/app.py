@@ -27,7 +27,8 @@ def work(self: Task[Any, Any], steps: int, *, context: ToolContext) -> None:
     """
     token, task_id = context.fencing_token or 0, self.request.id or ""
     store = Store(os.environ[ENV])
-    held_at = time.time()  # let in: the lease is held
+    held_at = time.time()
+    context.beat()  # the lease was held then: it may have been stopped since it was let in
     note(self, "start", token=token, wall=held_at)
     try:
         for step in range(steps):

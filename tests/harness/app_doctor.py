@@ -32,7 +32,7 @@ def silent(number: int) -> int:
 def register(celery: Celery) -> Celery:
     """Give an app these tasks, and its one queue by name."""
     for function in (beats, asks, silent):
-        celery.task(base=LeasedTask, name=f"doctor.{function.__name__}")(function)
+        celery.task(base=LeasedTask, name=f"doctor.{function.__name__}", shared=False)(function)
     return with_queue(celery)
 
 

@@ -46,7 +46,7 @@ def beat_for(seconds: float) -> None:
         current_context().beat()
 
 
-@app.task(name="leased.work", bind=True, base=LeasedTask, lease_extension=EXTENSION)
+@app.task(name="any.work", bind=True, base=LeasedTask, lease_extension=EXTENSION)
 def work(self: Task[Any, Any], seconds: float, again: float | None = None) -> None:
     """Work for some seconds, in later runs for others, beating all the time."""
     run = begin(self)
@@ -58,7 +58,7 @@ def work(self: Task[Any, Any], seconds: float, again: float | None = None) -> No
     note(self, "end")
 
 
-@app.task(name="leased.patient", bind=True, base=LeasedTask, lease_extension=60)
+@app.task(name="any.patient", bind=True, base=LeasedTask, lease_extension=60)
 def patient(self: Task[Any, Any], seconds: float) -> None:
     """Work for some seconds under a lease that outlives an outage."""
     begin(self)
@@ -67,7 +67,7 @@ def patient(self: Task[Any, Any], seconds: float) -> None:
 
 
 @app.task(
-    name="leased.late",
+    name="any.late",
     bind=True,
     base=LeasedTask,
     lease_extension=3,
@@ -80,7 +80,7 @@ def late(self: Task[Any, Any], seconds: float) -> None:
     note(self, "end")
 
 
-@app.task(name="leased.silent", bind=True, base=LeasedTask, lease_extension=EXTENSION)
+@app.task(name="any.silent", bind=True, base=LeasedTask, lease_extension=EXTENSION)
 def silent(self: Task[Any, Any], seconds: float) -> None:
     """Say nothing for some seconds, but only in the first run."""
     if begin(self) == 1:
@@ -89,7 +89,7 @@ def silent(self: Task[Any, Any], seconds: float) -> None:
 
 
 @app.task(
-    name="leased.stubborn",
+    name="any.stubborn",
     bind=True,
     base=LeasedTask,
     lease_extension=EXTENSION,
@@ -107,7 +107,7 @@ def of_run(values: Sequence[float], run: int) -> float:
     return values[min(run, len(values)) - 1]
 
 
-@app.task(name="leased.again", bind=True, base=LeasedTask, lease_extension=10, max_retries=2)
+@app.task(name="any.again", bind=True, base=LeasedTask, lease_extension=10, max_retries=2)
 def again(self: Task[Any, Any]) -> None:
     """Retry at once, twice."""
     begin(self)
@@ -117,7 +117,7 @@ def again(self: Task[Any, Any]) -> None:
 
 
 @app.task(
-    name="leased.die",
+    name="any.die",
     bind=True,
     base=LeasedTask,
     lease_extension=EXTENSION,
@@ -129,7 +129,7 @@ def die(self: Task[Any, Any]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@app.task(name="leased.refuse", bind=True, base=LeasedTask, lease_extension=EXTENSION)
+@app.task(name="any.refuse", bind=True, base=LeasedTask, lease_extension=EXTENSION)
 def refuse(self: Task[Any, Any]) -> None:
     """Reject the message for good."""
     begin(self)

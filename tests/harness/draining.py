@@ -46,7 +46,9 @@ class Drained:
         self.drain()
         eventually(lambda: self.ready() == 2, 5, what="what waits is back")
         assert self.ledger.count("end") == 0, "that was before the running task ended"
-        assert always(lambda: self.ready() == 2, 2.5, every=0.1), "and stays there"
+        # A poll that was under way may bring it once more; it goes back at the loop's next turn.
+        settled = lambda: always(lambda: self.ready() == 2, 2.5, every=0.1)  # noqa: E731
+        eventually(settled, 10, what="and stays there")
         self.ledger.wait("end", running.id)
         more = [self.send((0.1,)) for _ in range(5)]  # more than what the window has places
         assert always(lambda: self.ready() == 7, 2.5, every=0.1), "it takes nothing"

@@ -19,8 +19,9 @@ from celery_lease.cli.doctor.report import facts
 from harness.app_doctor import register
 from harness.brokers import RedisServer
 from harness.clients import client
+from harness.lease_desk import Bench
 from harness.setup import Setup
-from harness.waiting import free_port
+from harness.waiting import eventually, free_port
 from harness.workers import TESTS, WorkerFleet, WorkerOptions
 
 if TYPE_CHECKING:
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
 MODULE = "harness.app_doctor"
 REQUEST = Request(timeout=0.3, grace=60.0, levels=1, before=0.0)
 ORDER = ["ok", "notice", "warning", "error"]
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the tasks out that apps of other tests in this process share with all."""
+    monkeypatch.setattr("celery._state._on_app_finalizers", set())
 
 
 def worst(findings: list[dict[str, Any]]) -> dict[str, str]:
@@ -100,6 +107,8 @@ def test_a_cluster_with_faults_is_told_all_of_them(
         "redis.scripts": "ok",
         "redis.eviction": "error",
         "redis.persistence": "warning",
+        "leases.overdue": "ok",
+        "leases.dead": "ok",
         "workers.answered": "ok",
         "workers.plain": "warning",
         "workers.versions": "ok",
@@ -137,6 +146,27 @@ def test_an_empty_cluster_is_no_error(setup: Setup) -> None:
     assert (found["workers.none"], found["redis.version"]) == ("notice", "ok")
     assert "error" not in found.values()
     assert "--timeout" in about(findings, "workers.none")
+
+
+def test_what_nobody_looks_after_is_told(setup: Setup) -> None:
+    """A lease that is over and no worker to sweep, and a dead letter."""
+    bench = Bench(setup.broker)
+    desk = bench.desk(seconds=0.2)
+    for number in range(2):
+        headers = {"id": f"t{number}", "task": "proj.work"}
+        bench.publish([[], {}, {}], headers=headers)
+    _, second = desk.receive(2)
+    desk.driver.bury(second.claim.tag, "q.dead")
+    impatient = setup.having(lease_reaper_interval=0.05)
+    findings = eventually(
+        lambda: worst(found := look(impatient))["leases.overdue"] == "warning" and found
+    )
+    assert "1 messages are overdue" in about(findings, "leases.overdue")
+    assert worst(findings)["leases.dead"] == "notice"
+    assert "1 in q.dead" in about(findings, "leases.dead")
+    assert bench.waiting("q.dead") == 1, "it changes nothing"
+    desk.stop()
+    bench.close()
 
 
 @pytest.mark.parametrize("scheme", ["redis://127.0.0.1:{}/0", "amqp://127.0.0.1:{}//"])

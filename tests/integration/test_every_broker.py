@@ -36,7 +36,7 @@ MARGIN = 5.0
 REAPER = EXTENSION / 3
 #: A call's options with which a stopping worker waits for the task.
 LONG = {"lease": {"lease_extension": 30}}
-#: Losses that ``leased.die`` may have.
+#: Losses that ``any.die`` may have.
 MOST_LOSSES = 2
 
 
@@ -58,7 +58,7 @@ class Play:
                 future.set_exception(exc)
 
     def send(self, task: str, *args: object, **options: Any) -> str:
-        return str(self.app.send_task(f"leased.{task}", args, **options).id)
+        return str(self.app.send_task(f"any.{task}", args, **options).id)
 
     def launch(self, concurrency: int) -> Worker:
         options = WorkerOptions(
@@ -264,7 +264,7 @@ def test_no_worker_loses_more_processes_than_a_task_may_kill(plays: Plays, broke
 def test_a_dead_letter_can_be_looked_at_and_sent_back(plays: Plays, broker: str) -> None:
     """By the same commands everywhere."""
     task_id, listed, shown, sent, dead = plays.scene(broker, "exhume")
-    assert f"leased.die[{task_id}]  lost {MOST_LOSSES} times" in listed
+    assert f"any.die[{task_id}]  lost {MOST_LOSSES} times" in listed
     assert (shown["task_id"], shown["losses"]) == (task_id, MOST_LOSSES)
     assert sent == "1 messages sent back\n"
     assert dead == 0

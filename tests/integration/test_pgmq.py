@@ -37,7 +37,7 @@ def test_a_drained_worker_takes_nothing_and_goes_on_when_told(
     Drained(
         worker=worker,
         ledger=ledger,
-        send=partial(setup.app().send_task, "leased.work"),
+        send=partial(setup.app().send_task, "any.work"),
         ready=lambda: database.counts()[0],
         delay=8,  # where the main loop waits for the pool, it hears of nothing
         **by_signal(worker),
@@ -51,11 +51,11 @@ def test_an_expired_lease_that_nobody_took_is_confirmed(
     setup = database.setup()
     worker = fleet.start(setup, options(concurrency=1))
     send = setup.app().send_task
-    late = send("leased.late", (5.0,))
+    late = send("any.late", (5.0,))
     ledger.wait("start", late.id)
     # The only reader does not read while its prefetch window is full.
     for _ in range(6):
-        send("leased.patient", (0.0,))
+        send("any.patient", (0.0,))
     ledger.wait("end", count=7, within=40)
     eventually(lambda: database.counts() == (0, 0), what="all are deleted")
     assert ledger.count("start", late.id) == 1

@@ -48,17 +48,17 @@ def test_a_task_runs_on_through_killed_connections_and_a_restart(
     setup = database.setup()
     worker = fleet.start(setup, options(concurrency=2))
     send = setup.app().send_task
-    through_both = send("leased.work", (14.0,))
+    through_both = send("any.work", (14.0,))
     ledger.wait("start", through_both.id)
     assert database.cut("celery-lease") > 0, "the driver's own connections"
     assert database.cut() > 0, "and kombu's"
-    ends_meanwhile = send("leased.patient", (5.0,))
+    ends_meanwhile = send("any.patient", (5.0,))
     ledger.wait("start", ends_meanwhile.id, within=40)
     server.stop_now()
     server.start()
     ledger.wait("end", count=2, within=60)
     eventually(lambda: database.counts() == (0, 0), 30, what="both are deleted")
-    following = send("leased.work", (0.1,))
+    following = send("any.work", (0.1,))
     ledger.wait("end", following.id, within=40)
     eventually(lambda: database.counts() == (0, 0), what="it is deleted")
     assert [ledger.count("start", task.id) for task in (through_both, ends_meanwhile)] == [1, 1]
@@ -75,7 +75,7 @@ def test_a_lease_survives_a_fail_over(
     setup = database.setup()
     with Standby(server) as standby:
         fleet.start(setup, options())
-        task = setup.app().send_task("leased.patient", (12.0,))
+        task = setup.app().send_task("any.patient", (12.0,))
         ledger.wait("start", task.id)
         in_step = "SELECT sent_lsn = replay_lsn FROM pg_stat_replication"
         eventually(lambda: server.execute(in_step) == [(True,)], what="standby in step")

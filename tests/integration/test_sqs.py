@@ -44,13 +44,13 @@ def test_a_stopping_worker_takes_nothing_with_it(
     setup = moto.setup(queue, wait_time_seconds=3)
     idle = fleet.start(setup, options(queue, pool="solo"))  # the quickest to shut down
     send = setup.app().send_task
-    send("leased.work", (0.1,))
+    send("any.work", (0.1,))
     ledger.wait("end")
     eventually(lambda: moto.counts(queue) == (0, 0), what="it is deleted")
     assert always(lambda: idle.returncode is None, 1.0), "it polls"
     idle.term()
     assert idle.wait(40) == 0
-    send("leased.work", (0.1,))
+    send("any.work", (0.1,))
     assert always(lambda: moto.counts(queue) == (1, 0), 1.0), "it left a poll behind that took it"
 
 
@@ -64,7 +64,7 @@ def test_a_drained_worker_takes_nothing_and_goes_on_when_told(
     Drained(
         worker=worker,
         ledger=ledger,
-        send=partial(setup.app().send_task, "leased.work"),
+        send=partial(setup.app().send_task, "any.work"),
         ready=lambda: moto.counts(queue)[0],
         **by_signal(worker),
     ).check()
@@ -80,14 +80,14 @@ def test_a_worker_outlives_an_outage(
     with Gate(moto.port) as gate:
         worker = fleet.start(moto.setup(queue, port=gate.port), options(queue, concurrency=2))
         send = moto.setup(queue).app().send_task
-        lost = send("leased.work", (9.0,))
+        lost = send("any.work", (9.0,))
         ledger.wait("start", lost.id)
-        finished = send("leased.work", (1.0,))
+        finished = send("any.work", (1.0,))
         ledger.wait("start", finished.id)
         gate.close()
         worker.wait_log("SQS does not serve polls")
         ledger.wait("end", finished.id)
-        worker.wait_log(f"task leased.work[{lost.id}] lost its lease")
+        worker.wait_log(f"task any.work[{lost.id}] lost its lease")
         gate.open()
         ledger.wait("end", lost.id, within=40)
         eventually(lambda: moto.counts(queue) == (0, 0), what="all are deleted")
@@ -109,7 +109,7 @@ def test_a_fifo_group_runs_one_by_one(
     }
     setup = moto.setup(queue, **({"predefined_queues": {queue: entry}} if predefined else {}))
     send = setup.app().send_task
-    tasks = [send("leased.work", (0.7,)) for _ in range(3)]
+    tasks = [send("any.work", (0.7,)) for _ in range(3)]
     fleet.start(setup, options(queue, concurrency=3))
     ledger.wait("end", count=3)
     assert [entry.task_id for entry in ledger.entries("start")] == [task.id for task in tasks]
@@ -128,7 +128,7 @@ def test_a_queues_own_dead_letter_queue_wins(
     queue = moto.fresh_queue(RedrivePolicy=json.dumps(policy))
     setup = moto.setup(queue)
     fleet.start(setup, options(queue)).wait_log("has a dead-letter queue at SQS")
-    setup.app().send_task("leased.refuse")
+    setup.app().send_task("any.refuse")
     eventually(lambda: moto.counts(dead)[0] == 1, 30, what="it is in the dead-letter queue")
     assert ledger.count("start") == 2
     assert always(lambda: moto.counts(queue) == (0, 0), 0.5)

@@ -35,8 +35,9 @@ HEALTHY = {
 
 
 @pytest.fixture
-def app() -> Celery:
-    """An app without tasks of its own."""
+def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
+    """An app without tasks of its own, nor those that other apps of this process share."""
+    monkeypatch.setattr("celery._state._on_app_finalizers", set())
     return Celery("proj", broker="memory://", set_as_current=False)
 
 
@@ -61,7 +62,9 @@ def severities(findings: Iterable[Finding]) -> dict[str, str]:
 
 def add(app: Celery, function: Any, **options: Any) -> Any:
     """Make a leased task of a function."""
-    return app.task(base=LeasedTask, name=f"t.{function.__name__}", **options)(function)
+    return app.task(base=LeasedTask, name=f"t.{function.__name__}", shared=False, **options)(
+        function
+    )
 
 
 def test_the_uncertainty_of_a_clock_is_the_round_trip() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -387,14 +389,15 @@ def test_the_fixtures_are_listed_with_what_they_are(pytester: pytest.Pytester) -
 # --------------------------------------------------------------------------------- the worker
 
 
-def test_an_app_is_found_by_the_module_that_keeps_it() -> None:
+def test_an_app_is_found_by_the_module_that_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks when a worker is started for Celery's own default, or for who imports it."""
     from celery import Celery
 
-    from harness.app import app as found
-
-    found.set_default()
-    assert name_of(found) == "harness.app:app"
+    keeps, imports = ModuleType("keeps"), ModuleType("imports")
+    found = keeps.app = imports.app = Celery("keeps", set_as_current=False)  # type: ignore[attr-defined]
+    for module in (keeps, imports):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert name_of(found) == "keeps:app"
     assert name_of("proj") == "proj"
     with pytest.raises(LookupError, match="no module's variable"):
         name_of(Celery("nowhere", set_as_current=False))

@@ -10,8 +10,11 @@ import pytest
 
 from celery_lease.cli import drawing
 from celery_lease.cli.timeline import Timeline
+from celery_lease.cli.trace import _Workers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from celery_lease.cli.timeline import Bar
 
 
@@ -165,3 +168,47 @@ def test_names_cannot_break_out_of_the_picture() -> None:
     picture = drawing.svg(timeline(evil, event("ended", 2, "<script>#1", ending="completed")))
     assert "<script>" not in picture
     ET.fromstring(picture)  # noqa: S314  (our own)
+
+
+class Cluster:
+    """Workers that answer to requests for events; those named had been asked before."""
+
+    def __init__(self, *names: str, asked: tuple[str, ...] = ()) -> None:
+        self.names, self.asked = names, asked
+        self.calls: list[tuple[str, tuple[str, ...]]] = []
+
+    def __call__(
+        self, command: str, names: Sequence[str], _timeout: float, _arguments: dict[str, Any]
+    ) -> dict[str, Any]:
+        self.calls.append((command, tuple(names)))
+        told = {True: "task events already enabled", False: "task events enabled"}
+        return {name: {"ok": told[name in self.asked]} for name in names or self.names}
+
+
+def test_workers_that_sent_no_events_before_send_none_afterwards() -> None:
+    """Also those that came up meanwhile; each of them is asked once."""
+    cluster = Cluster("w1", "w2", asked=("w2",))
+    workers = _Workers(cluster)
+    workers.add({"w1", "w3"})
+    workers.add({"w1", "w3"})
+    workers.restore()
+    assert cluster.calls == [
+        ("enable_events", ()),
+        ("enable_events", ("w3",)),
+        ("disable_events", ("w1", "w3")),
+    ]
+
+
+def test_where_all_send_events_nothing_is_switched_off() -> None:
+    """A monitor may depend on them."""
+    cluster = Cluster("w1", asked=("w1",))
+    _Workers(cluster).restore()
+    assert [command for command, _ in cluster.calls] == ["enable_events"]
+
+
+def test_without_a_worker_there_is_nothing_to_record(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said at once, not when the time is over."""
+    with pytest.raises(SystemExit) as caught:
+        _Workers(Cluster())
+    assert caught.value.code == 69
+    assert "no worker replied within 1 s" in capsys.readouterr().err

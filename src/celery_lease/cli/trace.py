@@ -14,16 +14,20 @@ from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
 import click
-from kombu.exceptions import OperationalError
 
 from celery_lease.cli import drawing
+from celery_lease.cli.broker import reached
 from celery_lease.cli.timeline import Timeline
+from celery_lease.cli.workers import EX_UNAVAILABLE, asker, tell_silent
 from celery_lease.core.clock import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from celery import Celery
+
+    #: Asks some workers by a command, within some seconds, and returns their replies by name.
+    Ask = Callable[[str, Sequence[str], float, dict[str, Any]], dict[str, Any]]
 
 #: Seconds that workers have for their reply, and within which a worker sends what happened.
 REPLY, SENT = 1.0, 1.5
@@ -52,14 +56,12 @@ LOOK = 0.2
 def trace(ctx: click.Context, task_id: str | None, seconds: float, output: IO[str] | None) -> None:
     """Record who holds which task, of all or of TASK_ID, and draw one bar for each holder.
 
-    Ends when that task is done, or when the time is over. What happened before is not shown. Ends
-    with 1 if no worker replied, or nothing happened.
+    Ends when that task is done, or when the time is over. What happened before is not shown. Its
+    exit code is 69 if no worker replied, 1 if nothing happened.
     """
-    timeline = Timeline(task_id)
-    try:
-        _record(ctx.obj.app, timeline, seconds)
-    except (OperationalError, OSError) as exc:
-        raise click.ClickException(f"the broker does not answer: {exc}") from exc
+    timeline, app = Timeline(task_id), ctx.obj.app
+    with reached(app.connection_for_write()) as connection:
+        _record(app, asker(app, connection), timeline, seconds)
     if not timeline.bars:
         what = f"task {task_id}" if task_id else "any lease"
         raise click.ClickException(f"no event of {what} within {seconds:g} s")
@@ -70,58 +72,52 @@ def trace(ctx: click.Context, task_id: str | None, seconds: float, output: IO[st
         output.write(drawing.svg(timeline))
 
 
-def _record(app: Celery, timeline: Timeline, seconds: float) -> None:
+def _record(app: Celery, ask: Ask, timeline: Timeline, seconds: float) -> None:
     clock, end = SystemClock(), threading.Event()
-    with app.connection_for_read() as own, _listening(app, own, timeline) as drain:
-        names = _enable(app)
+    with reached(app.connection_for_read()) as own, _listening(app, own, timeline) as drain:
+        workers = _Workers(ask)
+        click.echo(f"recording, {len(workers.names)} workers replied", err=True)
         with _until_told(end):
             try:
-                click.echo(f"recording, {len(names.all)} workers replied", err=True)
                 ends = clock.now() + seconds
                 while clock.now() < ends and not timeline.is_over and not end.is_set():
-                    names.add(app, drain())
+                    workers.add(drain())
                 ends = clock.now() + SENT
                 while clock.now() < ends and not timeline.is_over:
                     drain()
             finally:
-                names.restore(app)
+                workers.restore()
 
 
-class _Names:
-    """The workers that were asked for events."""
+class _Workers:
+    """Those that were asked for events."""
 
-    def __init__(self) -> None:
-        self.all: set[str] = set()
-        self.silent_before: set[str] = set()
+    def __init__(self, ask: Ask) -> None:
+        """Ask all of them.
 
-    def add(self, app: Celery, online: set[str]) -> None:
+        Raises:
+            SystemExit: None of them replied; stderr says so.
+        """
+        self._ask = ask
+        replies = ask("enable_events", (), REPLY, {})
+        if tell_silent((), replies, REPLY):
+            raise SystemExit(EX_UNAVAILABLE)
+        self.names = set(replies)
+        self._silent_before = {
+            name for name, reply in replies.items() if reply.get("ok") == "task events enabled"
+        }
+
+    def add(self, online: set[str]) -> None:
         """Ask workers that came since, too."""
-        if new := online - self.all:
-            self.all |= new
-            self.silent_before |= new
-            app.control.enable_events(destination=sorted(new))
+        if new := online - self.names:
+            self.names |= new
+            self._silent_before |= new
+            self._ask("enable_events", sorted(new), REPLY, {})
 
-    def restore(self, app: Celery) -> None:
+    def restore(self) -> None:
         """Tell those that sent no events before to send none again."""
-        if self.silent_before:
-            app.control.disable_events(destination=sorted(self.silent_before))
-
-
-def _enable(app: Celery) -> _Names:
-    """Ask all workers for events.
-
-    Raises:
-        click.ClickException: None of them replied.
-    """
-    names = _Names()
-    replies: Any = app.control.enable_events(reply=True, timeout=REPLY) or ()
-    for name, reply in ((name, reply) for each in replies for name, reply in each.items()):
-        names.all.add(name)
-        if reply.get("ok") == "task events enabled":
-            names.silent_before.add(name)
-    if not names.all:
-        raise click.ClickException(f"no worker replied within {REPLY:g} s")
-    return names
+        if self._silent_before:
+            self._ask("disable_events", sorted(self._silent_before), REPLY, {})
 
 
 @contextmanager
@@ -134,7 +130,6 @@ def _listening(app: Celery, own: Any, timeline: Timeline) -> Iterator[Callable[[
             online.add(event["hostname"])
         timeline.add(event)
 
-    own.ensure_connection(max_retries=1)
     receiver = app.events.Receiver(own, handlers={"*": hear})
     with receiver.consumer_context(wakeup=False) as (connection, _, _):
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kombu.exceptions import KombuError
-
 from celery_lease import brokers
-from celery_lease.cli.doctor import deploy, settings, tasks, workers
+from celery_lease.cli.broker import BrokerAway, reached
+from celery_lease.cli.doctor import deploy, leases, settings, tasks, workers
 from celery_lease.cli.doctor.case import Case, load_settings, task_policies
 from celery_lease.cli.doctor.findings import Finding, error, ok, warning
 from celery_lease.cli.doctor.report import Report
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 #: Which module knows a broker, by kombu's ``Transport.driver_type``.
 BROKERS = {"redis": "redis", "sqs": "sqs", "pgmq": "pgmq", "amqp": "rabbitmq"}
-#: Longest wait for the broker where its transport knows bounds, in seconds.
-PATIENCE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +58,6 @@ def _examine(app: Celery, connection: Any, request: Request) -> Iterator[Finding
     yield from _guarded("settings", lambda: settings.check(case))
     yield from _guarded("tasks", lambda: tasks.check(case))
     yield from _guarded("deploy", lambda: deploy.check(case, *_stop(request)))
-    _bound_in_time(connection)
     yield from _at_broker(case, connection, request)
 
 
@@ -81,16 +77,16 @@ def _imported(app: Celery) -> Iterator[Finding]:
 def _at_broker(case: Case, connection: Any, request: Request) -> Iterator[Finding]:
     try:
         brokers.check(connection)
-        connection.ensure_connection(max_retries=1)
-        channel = connection.default_channel
+        with reached(connection):
+            yield ok("broker.reached", f"{connection.as_uri()} answers")
+            yield from _answering(replace(case, channel=connection.default_channel), request)
     except UnsupportedBroker as exc:
         yield _unsupported(exc)
-        return
-    except _failures(connection) as exc:
-        yield _away(connection, exc)
-        return
-    yield ok("broker.reached", f"{connection.as_uri()} answers")
-    case = replace(case, channel=channel)
+    except BrokerAway as exc:
+        yield _away(exc)
+
+
+def _answering(case: Case, request: Request) -> Iterator[Finding]:
     if case.can_ask:
         try:
             case = replace(case, workers=survey(case.app, case.driver_type, request.timeout))
@@ -101,6 +97,7 @@ def _at_broker(case: Case, connection: Any, request: Request) -> Iterator[Findin
         expert: Any = import_module(f"celery_lease.cli.doctor.{module}")
         yield from _guarded(module, lambda: expert.check(case))
         case = _with_clock(case, expert)
+    yield from _guarded("leases", lambda: leases.check(case))
     yield from _guarded("workers", lambda: workers.check(case, request.timeout))
 
 
@@ -112,15 +109,10 @@ def _with_clock(case: Case, expert: Any) -> Case:
         return case
 
 
-def _failures(connection: Any) -> tuple[type[BaseException], ...]:
-    return (OSError, KombuError, *connection.connection_errors, *connection.channel_errors)
-
-
-def _away(connection: Any, exc: BaseException) -> Finding:
-    why = " ".join(str(exc).split()) or type(exc).__name__
+def _away(exc: BrokerAway) -> Finding:
     return error(
         "broker.reached",
-        f"{connection.as_uri()} cannot be reached: {why}",
+        " ".join(exc.message.split()),
         "Neither the broker nor the workers were checked.",
         "Start it, or correct broker_url; on another host, look at the network between.",
     )
@@ -159,10 +151,3 @@ def _failed(name: str, exc: Exception) -> Finding:
         "The broker did not answer as expected, or does not let this user ask.",
         "Try again with the rights of a worker; if it stays, please report it.",
     )
-
-
-def _bound_in_time(connection: Any) -> None:
-    """Let no call of kombu's Redis client wait for ever, this command's own connections only."""
-    if connection.transport.driver_type == "redis":
-        bounds = {"socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE}
-        connection.transport_options = {**bounds, **(connection.transport_options or {})}
