@@ -70,8 +70,9 @@ class LeaseModel:
 
     def adopt(self, arrival: str, text: Text) -> bool:
         """Hold a message that arrived under the publisher's tag, as a plain one."""
-        if not self._settle(arrival):
+        if self.index.get(arrival, 0) <= self.now:
             return False
+        self._settle(arrival)
         self.index[text.message], self.held[text.message] = self.now, text
         return True
 

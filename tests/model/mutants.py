@@ -37,10 +37,7 @@ MUTANTS = [
     Mutant("it never goes back", "arrive", "+ tonumber(ARGV[2])", "+ 100 * tonumber(ARGV[2])"),
     Mutant("it arrives as a lease", "arrive", "arriving = true, ", ""),
     Mutant(
-        "what went back is adopted",
-        "adopt",
-        "if not arrived(ARGV[1]) then",
-        "arrived(ARGV[1]) if false then",
+        "what is to go back is adopted", "adopt", "tonumber(score) <= now", "tonumber(score) <= 0"
     ),
     Mutant(
         "it is also returned",
@@ -52,8 +49,8 @@ MUTANTS = [
     Mutant(
         "adopted at the beginning of time",
         "adopt",
-        "tonumber(time[1]) + tonumber(time[2]) / 1000000",
-        "0",
+        "redis.call('ZADD', KEYS[1], now, ARGV[2])",
+        "redis.call('ZADD', KEYS[1], 0, ARGV[2])",
     ),
     # ---------------------------------------------------------------------------------- claim.lua
     Mutant("a refused claim is made", "claim", "redis.call('ZSCORE', KEYS[6], ARGV[1])", "false"),

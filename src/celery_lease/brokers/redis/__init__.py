@@ -30,6 +30,13 @@ Beside them, with ``unacked`` standing for the configured key and behind any ``g
 ``<queue>.malformed``
     list of texts from that queue that are no messages. Nothing reads it; for people.
 
+``unacked.bell``
+    list with one empty text, or none: wakes one of the consumers that wait for messages.
+
+Any message that a channel with leases takes out of a list, plain ones too, is first recorded in
+kombu's two places and the first two of these, under a tag that begins with ``arrival#``, for a few
+seconds; see :mod:`.arrivals`.
+
 A message that was lost for the second time other than by expiry rests before it goes back: it stays
 in all four places, under its tag with a ``~`` behind, with the end of its rest as its expiry.
 

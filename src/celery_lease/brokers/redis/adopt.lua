@@ -2,11 +2,16 @@
 --
 -- KEYS: unacked index, unacked, leases, claims
 -- ARGV: tag of the arrival, delivery tag, stored text
--- Returns: 1, or 0 if the message was returned to its queue in the meantime.
-if not arrived(ARGV[1]) then
+-- Returns: 1, or 0 if the message was returned to its queue in the meantime, or will be.
+--
+-- An asker that hears nothing gives up when the arrival's time is over. Adopted later than that, the
+-- message would wait for a whole visibility timeout; as it is, it waits for a reaper.
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if not score or tonumber(score) <= now or not arrived(ARGV[1]) then
   return 0
 end
-local time = redis.call('TIME')
-redis.call('ZADD', KEYS[1], tonumber(time[1]) + tonumber(time[2]) / 1000000, ARGV[2])
+redis.call('ZADD', KEYS[1], now, ARGV[2])
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 return 1
