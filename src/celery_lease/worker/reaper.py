@@ -41,7 +41,7 @@ class Counters:
 
     def add(self, reaped: Sequence[Reaped]) -> None:
         """Count what came back from a holder that was too late."""
-        late = [each.late for each in reaped if not each.error and not each.rested]
+        late = [each.late for each in reaped if not (each.error or each.rested or each.unclaimed)]
         self.recovered += len(late)
         self.stale += sum(late)
 

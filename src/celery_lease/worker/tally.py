@@ -136,7 +136,7 @@ class Tally:
 
         The reaper has counted it.
         """
-        if reaped.leased and not reaped.error and not reaped.rested:
+        if reaped.leased and not (reaped.error or reaped.rested or reaped.unclaimed):
             about = reaped.about
             fields = {
                 "uuid": about.get("id"),
