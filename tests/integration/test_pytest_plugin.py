@@ -10,8 +10,6 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.compat
-
 PROJECT = """
 import time
 from pathlib import Path

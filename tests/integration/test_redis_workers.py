@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 
     from harness.workers import WorkerFleet
 
-pytestmark = pytest.mark.compat
-
 LEASED = WorkerOptions(module="harness.app_redis_lease")
 TASK = "leased.beating"
 
 
+@pytest.mark.compat
 def test_a_worker_outlives_everything_that_is_no_task_of_its(
     redis_server: RedisServer, fleet: WorkerFleet, tmp_path: Path
 ) -> None:
@@ -57,6 +56,7 @@ def test_a_worker_outlives_everything_that_is_no_task_of_its(
     eventually(lambda: client.hlen("unacked") == 0, what="nothing is left unacknowledged")
 
 
+@pytest.mark.compat
 def test_a_leased_task_with_a_body_that_is_none_does_not_end_the_worker(
     redis_server: RedisServer, fleet: WorkerFleet, tmp_path: Path
 ) -> None:
