@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import psutil
-import pytest
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 PROJECT = """
 import time

@@ -37,9 +37,6 @@ MUTANTS = [
     Mutant("it never goes back", "arrive", "+ tonumber(ARGV[2])", "+ 100 * tonumber(ARGV[2])"),
     Mutant("it arrives as a lease", "arrive", "arriving = true, ", ""),
     Mutant(
-        "what is to go back is adopted", "adopt", "tonumber(score) <= now", "tonumber(score) <= 0"
-    ),
-    Mutant(
         "it is also returned",
         "adopt",
         "redis.call('ZREM', KEYS[1], tag)",

@@ -76,6 +76,16 @@ def test_a_message_that_plain_kombu_returned_before_its_claim_is_not_claimed(sta
     machine.i5_every_message_is_in_one_place()
 
 
+def test_a_message_whose_arrival_is_over_is_not_adopted(stage: Stage) -> None:
+    """Its asker has given up: it goes back, and does not wait for a visibility timeout."""
+    machine = LeaseMachine(stage)
+    machine.publish(failed=False)
+    machine.deliver_without_an_answer(worker=0, seconds=10, arrives=False)
+    machine.time_passes(seconds=5)
+    machine.a_message_without_a_lease_is_adopted(worker=0, which=0)
+    assert not machine.plain
+
+
 def test_every_script_of_the_driver_has_mutants() -> None:
     """A new script cannot go without."""
     assert {each.script for each in MUTANTS} == set(scripts.NAMES)
