@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from celery_lease.core.delivery import Driver
 
+#: Exit code where nobody answers, as of Celery's own commands.
+EX_UNAVAILABLE = 69
 #: Seconds that a broker has to answer a command, before it counts as away.
 PATIENCE = 5.0
 
@@ -25,7 +27,7 @@ PATIENCE = 5.0
 class BrokerAway(click.ClickException):
     """The broker cannot be reached, or does not answer."""
 
-    exit_code = 69  #: EX_UNAVAILABLE, as of Celery's own commands
+    exit_code = EX_UNAVAILABLE
 
     def __init__(self, connection: Any, reason: object) -> None:
         super().__init__(

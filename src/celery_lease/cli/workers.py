@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import celery_lease.worker.control  # noqa: F401  (``celery inspect leases`` knows it by this)
-from celery_lease.cli.broker import reached
+from celery_lease.cli.broker import EX_UNAVAILABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from celery import Celery
 
-#: Exit code where nobody answers, as of Celery's own commands.
-EX_UNAVAILABLE = 69
+__all__ = ["DESTINATION", "EX_UNAVAILABLE", "TIMEOUT", "asker", "replies_to", "tell_silent"]
 
 DESTINATION = click.option(
     "-d",
@@ -35,16 +34,26 @@ TIMEOUT = click.option(
 )
 
 
-def ask(
-    app: Celery, command: str, *, names: Sequence[str] = (), timeout: float, **arguments: Any
+def replies_to(
+    app: Celery,
+    command: str,
+    names: Sequence[str] = (),
+    *,
+    timeout: float,
+    arguments: dict[str, Any] | None = None,
+    connection: Any = None,
 ) -> dict[str, Any]:
-    """Return the workers' replies by their names; those named, or all that answer in time.
-
-    Raises:
-        click.ClickException: The broker is away, or carries no remote control commands.
-    """
-    with reached(app.connection_for_write()) as connection:
-        return asker(app, connection)(command, names, timeout, arguments)
+    """Return the workers' replies by their names; those named, or all that answer in time."""
+    replies: Any = app.control.broadcast(
+        command,
+        arguments=arguments,
+        destination=list(names) or None,
+        connection=connection,
+        reply=True,
+        timeout=timeout,
+        limit=len(names) or None,
+    )
+    return {name: reply for each in replies or () for name, reply in each.items()}
 
 
 def asker(
@@ -64,16 +73,9 @@ def asker(
     def asked(
         command: str, names: Sequence[str], timeout: float, arguments: dict[str, Any]
     ) -> dict[str, Any]:
-        replies: Any = app.control.broadcast(
-            command,
-            arguments=arguments,
-            destination=list(names) or None,
-            connection=connection,
-            reply=True,
-            timeout=timeout,
-            limit=len(names) or None,
+        return replies_to(
+            app, command, names, timeout=timeout, arguments=arguments, connection=connection
         )
-        return {name: reply for each in replies or () for name, reply in each.items()}
 
     return asked
 

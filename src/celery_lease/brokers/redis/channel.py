@@ -47,7 +47,7 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
     def can_consume(self) -> bool:
         """Tell whether another message may be taken.
 
-        Or the reply read to the last request: the message in it exists nowhere else.
+        Or the reply read to the last request: the message in it would wait for a reaper.
         """
         if self.holder.backlogged:
             return bool(self.channel._in_poll)  # type: ignore[attr-defined]  # noqa: SLF001

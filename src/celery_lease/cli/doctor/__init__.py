@@ -11,18 +11,13 @@ from typing import Any
 
 import click
 
+from celery_lease.cli.workers import TIMEOUT
+
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 @click.option("--strict", is_flag=True, help="End with 1 for warnings too.")
-@click.option(
-    "-t",
-    "--timeout",
-    type=click.FloatRange(min=0.1),
-    default=2.0,
-    show_default=True,
-    help="Seconds to wait for the workers' replies.",
-)
+@TIMEOUT
 @click.option(
     "--grace-period",
     "grace",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from celery_lease.cli.doctor.offset import Offset
+from celery_lease.cli.workers import replies_to
 from celery_lease.core.clock import SystemClock
 from celery_lease.settings import SETTINGS
 
@@ -71,11 +72,7 @@ def _ask(
     """Return the replies to a command by worker; as soon as all of *names* have replied."""
     if names is not None and not names:
         return {}
-    limit = None if names is None else len(names)
-    replies: Any = app.control.broadcast(
-        command, destination=names, reply=True, timeout=timeout, limit=limit
-    )
-    return {name: reply for each in replies or () for name, reply in each.items()}
+    return replies_to(app, command, names or (), timeout=timeout)
 
 
 def _about(
