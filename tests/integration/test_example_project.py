@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = (sys.executable, "-m", "example_project.demo")
+#: The same with a job that is never far enough for the kill, however slow the machine is.
+UNRIPE = (
+    sys.executable,
+    "-c",
+    "from example_project import demo, play; play.RIPE = 2; raise SystemExit(demo.main())",
+)
 
 
 def children_with(home: Path) -> list[psutil.Process]:
@@ -48,10 +54,10 @@ def home(tmp_path: Path) -> Iterator[Path]:
     assert list(directory.iterdir()) == []
 
 
-def start_demo(home: Path, *options: str) -> subprocess.Popen[str]:
+def start_demo(home: Path, *options: str, command: tuple[str, ...] = DEMO) -> subprocess.Popen[str]:
     """Start the demo with its temporary files in ``home``."""
     return subprocess.Popen(
-        [*DEMO, *options],
+        [*command, *options],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(home)},
         stdout=subprocess.PIPE,
@@ -82,7 +88,8 @@ def test_the_demo_says_so_when_no_worker_could_be_killed_in_time(
 ) -> None:
     """A promise that was never put to the test does not count as kept."""
     (tmp_path / "tree").mkdir()
-    demo = start_demo(home, "--tree", str(tmp_path / "tree"), "--seconds", "0", "--jobs", "1")
+    options = ("--tree", str(tmp_path / "tree"), "--seconds", "0", "--jobs", "1")
+    demo = start_demo(home, *options, command=UNRIPE)
     output, _ = demo.communicate(timeout=120)
     assert demo.returncode == 1, output
     assert "no worker was caught with a job half done" in output
