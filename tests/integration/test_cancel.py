@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from celery import states
 from celery.exceptions import TaskRevokedError
 
 from harness.shell import Shell
+from harness.stage import RedisStage
 from harness.waiting import eventually
-from harness.workers import Worker, WorkerFleet, WorkerOptions
 
 if TYPE_CHECKING:
-    from celery import Celery
-
     from harness.brokers import RedisServer
     from harness.setup import Setup
+    from harness.workers import Worker, WorkerFleet
 
-MODULE = "harness.app_views"
-CONF = {"lease_extension": 6, "worker_send_task_events": True, "lease_shutdown_timeout": 6}
 LONG = 60
 
 
-class Stage:
-    """One broker, its workers, and the tasks that are cancelled."""
+class Stage(RedisStage):
+    """The tasks that are cancelled, and those who cancel them."""
 
-    def __init__(self, setup: Setup, server: RedisServer, fleet: WorkerFleet) -> None:
-        self.setup = setup.having(**CONF)
-        self.fleet, self.ledger = fleet, fleet.ledger
-        self.app: Celery = self.setup.app()
-        self.redis = server.client(self.setup.database)
-
-    def worker(self, pool: str = "prefork", concurrency: int = 1) -> Worker:
-        options = WorkerOptions(module=MODULE, pool=pool, concurrency=concurrency)
-        return self.fleet.start(self.setup, options)
-
-    def send(self, task: str, *args: Any, **options: Any) -> str:
-        return str(self.app.send_task(f"views.{task}", args, **options).id)
+    program = "views"
+    conf: ClassVar[dict[str, Any]] = {
+        "lease_extension": 6,
+        "worker_send_task_events": True,
+        "lease_shutdown_timeout": 6,
+    }
 
     def start(self, task: str, *args: Any, **options: Any) -> str:
         """Send a task and return when it runs."""
@@ -58,6 +49,11 @@ class Stage:
         tasks: dict[str, Any] = replies[0][worker.hostname]["tasks"]
         return {task_id: tasks[task_id]["state"] for task_id in task_ids}
 
+    def listeners(self) -> int:
+        """Return how many connections hear what is sent to all workers."""
+        clients, database = self.redis.client_list(), str(self.setup.database)
+        return sum(each["db"] == database and each["psub"] != "0" for each in clients)
+
     def is_revoked(self, task_id: str, reason: str = "cancelled") -> bool:
         result = self.app.AsyncResult(task_id)
         with pytest.raises(TaskRevokedError, match=reason):
@@ -65,7 +61,7 @@ class Stage:
         return bool(result.state == states.REVOKED)
 
     def wait_settled(self) -> None:
-        eventually(lambda: self.redis.llen("celery") + self.redis.zcard("unacked_index") == 0)
+        eventually(lambda: self.queued + self.held == 0)
 
 
 @pytest.fixture
@@ -100,7 +96,7 @@ def test_what_waits_is_revoked_at_once(stage: Stage) -> None:
     worker = stage.worker()
     running = stage.start("work", LONG)
     waiting, eta = stage.send("work", 0), stage.send("work", 0, countdown=600)
-    eventually(lambda: stage.redis.llen("celery") == 0)
+    eventually(lambda: stage.queued == 0)
     elsewhere = "not-sent-yet"
     assert stage.cancel(worker, waiting, eta, elsewhere) == {
         waiting: "revoked",
@@ -109,7 +105,7 @@ def test_what_waits_is_revoked_at_once(stage: Stage) -> None:
     }
     assert stage.is_revoked(waiting, "revoked")
     assert stage.is_revoked(eta, "revoked")
-    assert stage.redis.zcard("unacked_index") == 1
+    assert stage.held == 1
     stage.send("work", 0, task_id=elsewhere)
     assert stage.cancel(worker, running) == {running: "told"}
     assert stage.is_revoked(elsewhere, "revoked")
@@ -157,14 +153,16 @@ def test_operators_cancel_by_command(stage: Stage) -> None:
 def test_a_stopping_worker_still_cancels(stage: Stage) -> None:
     """After SIGTERM, when Celery's own mailbox is closed already; the worker ends at once then."""
     worker = stage.worker()
+    without = stage.listeners()
     running = stage.start("work", LONG)
+    eventually(lambda: stage.listeners() > without, what="the second mailbox, half a second on")
     worker.term()
     worker.wait_log("Warm shutdown")
     assert stage.cancel(worker, running) == {running: "told"}
     assert stage.is_revoked(running)
     assert worker.wait(10) == 0
     assert "1 completed" in worker.log
-    assert stage.redis.zcard("unacked_index") == 0
+    assert stage.held == 0
 
 
 def test_a_task_whose_holder_died_is_cancelled_by_whoever_gets_it(stage: Stage) -> None:

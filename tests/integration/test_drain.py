@@ -6,47 +6,26 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from kombu import pools
 
+from harness.stage import RedisStage
 from harness.waiting import always, eventually
-from harness.workers import TESTS, Worker, WorkerFleet, WorkerOptions
+from harness.workers import TESTS
 
 if TYPE_CHECKING:
-    from celery import Celery
-
     from harness.brokers import RedisServer
     from harness.setup import Setup
-
-MODULE = "harness.app_shutdown"
-CONF = {"lease_extension": 6, "worker_prefetch_multiplier": 4}
+    from harness.workers import Worker, WorkerFleet
 
 
-class Stage:
-    """One broker and the messages on it."""
+class Stage(RedisStage):
+    """Workers that are told to drain."""
 
-    def __init__(self, setup: Setup, server: RedisServer, fleet: WorkerFleet) -> None:
-        self.setup = setup.having(**CONF)
-        self.fleet, self.ledger = fleet, fleet.ledger
-        self.app: Celery = self.setup.app()
-        self.redis = server.client(self.setup.database)
-
-    def worker(self, pool: str = "prefork", concurrency: int = 1) -> Worker:
-        options = WorkerOptions(module=MODULE, pool=pool, concurrency=concurrency)
-        return self.fleet.start(self.setup, options)
-
-    def send(self, task: str, *args: Any, **options: Any) -> str:
-        return str(self.app.send_task(f"shutdown.{task}", args, **options).id)
-
-    @property
-    def queued(self) -> int:
-        return int(self.redis.llen("celery"))
-
-    @property
-    def held(self) -> int:
-        return int(self.redis.zcard("unacked_index"))
+    program = "shutdown"
+    conf: ClassVar[dict[str, Any]] = {"lease_extension": 6, "worker_prefetch_multiplier": 4}
 
     def state(self, worker: Worker) -> dict[str, Any]:
         """Return what ``inspect lease_state`` says of a worker; nothing if it is silent."""
@@ -58,7 +37,7 @@ class Stage:
         """Run a ``celery -A ...`` command to its end."""
         path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
         return subprocess.run(
-            [sys.executable, "-m", "celery", "-A", MODULE, *arguments],
+            [sys.executable, "-m", "celery", "-A", self.module, *arguments],
             env={**os.environ, **self.setup.env(), "PYTHONPATH": path},
             capture_output=True,
             text=True,

@@ -11,7 +11,6 @@ import signal
 import sys
 import urllib.request
 import xml.etree.ElementTree as ET
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from celery_lease.core.fields import NAMES
 from celery_lease.observability.metrics import METRICS, Kind
 from harness import json_log
+from harness.monitor import lease_events
 from harness.processes import LocalProcess
 from harness.setup import Setup
 from harness.waiting import eventually, free_port
@@ -29,8 +29,6 @@ from harness.workers import QUIET_PEERS, WorkerFleet, WorkerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from celery import Celery
 
     from harness.brokers import RedisServer
 
@@ -65,7 +63,7 @@ def seen(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
     url = valkey.fresh_url()
     setup = Setup(url, backend=url).having(lease_extension=EXTENSION)
     try:
-        with events_of(setup.app()) as heard:
+        with lease_events(setup.app()) as heard:
             yield play(setup, fleet, heard)
     finally:
         fleet.close()
@@ -89,7 +87,7 @@ def play(setup: Setup, fleet: WorkerFleet, heard: Callable[[], list[dict[str, An
     ledger.wait("end", silent)
     ledger.wait("end", victim)
     done = [(victim, "completed"), (silent, "stalled"), (silent, "completed")]
-    eventually(lambda: set(done) <= {(e["uuid"], e.get("ending")) for e in leases(heard())}, 10)
+    eventually(lambda: set(done) <= {(e["uuid"], e.get("ending")) for e in heard()}, 10)
     scraped = scrape(ports[fleet.workers.index(alive)])
     recorder.process.send_signal(signal.SIGINT)
     assert recorder.process.wait(20) == 0, recorder.log
@@ -97,7 +95,7 @@ def play(setup: Setup, fleet: WorkerFleet, heard: Callable[[], list[dict[str, An
     return Seen(
         trace=recorder.log,
         picture=picture.read_text(),
-        events=leases(heard()),
+        events=heard(),
         scrape=scraped,
         victim=victim,
         silent=silent,
@@ -119,32 +117,6 @@ def record(fleet: WorkerFleet, *options: str) -> LocalProcess:
 def scrape(port: int) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         return str(answer.read().decode())
-
-
-@contextmanager
-def events_of(app: Celery) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Listen as a monitor does; yields what returns the events so far."""
-    events: list[dict[str, Any]] = []
-    state = app.events.State()  # as in Flower, which has to bear what it does not know
-
-    def hear(event: dict[str, Any]) -> None:
-        state.event(event)
-        events.append(event)
-
-    with app.connection_for_read() as own:
-        receiver = app.events.Receiver(own, handlers={"*": hear})
-        with receiver.consumer_context(wakeup=False) as (connection, _, _):
-
-            def heard() -> list[dict[str, Any]]:
-                with suppress(TimeoutError):
-                    connection.drain_events(timeout=0.1)
-                return events
-
-            yield heard
-
-
-def leases(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [event for event in events if event["type"].startswith("lease-")]
 
 
 def story(seen: Seen, task_id: str) -> list[tuple[str, str]]:

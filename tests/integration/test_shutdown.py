@@ -14,22 +14,19 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 from harness.ledger import now
 from harness.setup import Setup
+from harness.stage import RedisStage
 from harness.waiting import eventually
 from harness.workers import Worker, WorkerFleet, WorkerOptions
 
 if TYPE_CHECKING:
-    from celery import Celery
-
     from harness.brokers import RedisServer
 
-MODULE = "harness.app_shutdown"
-CONF = {"lease_extension": 6, "lease_shutdown_timeout": 2, "worker_prefetch_multiplier": 4}
 POOLS = {
     "prefork": ("prefork", 2),
     "spawn": ("spawn", 2),
@@ -40,53 +37,21 @@ POOLS = {
 }
 
 
-class Stage:
-    """One broker, its workers, and the messages on it."""
+class Stage(RedisStage):
+    """Workers that are told to stop, and the messages on them."""
 
-    def __init__(self, setup: Setup, server: RedisServer, fleet: WorkerFleet) -> None:
-        self.setup = setup.having(**CONF)
-        self.fleet, self.ledger = fleet, fleet.ledger
-        self.app: Celery = self.setup.app()
-        self.redis = server.client(self.setup.database)
-
-    def having(self, **conf: Any) -> Stage:
-        self.setup = self.setup.having(**conf)
-        return self
-
-    def worker(self, pool: str = "prefork", concurrency: int = 1, **env: str) -> Worker:
-        if pool == "spawn":
-            self.having(worker_pool_start_method="spawn")
-            pool = "prefork"
-        return self.fleet.start(
-            self.setup,
-            WorkerOptions(module=MODULE, pool=pool, concurrency=concurrency, env=env),
-        )
-
-    def send(self, task: str, *args: Any, **options: Any) -> str:
-        return str(self.app.send_task(f"shutdown.{task}", args, **options).id)
-
-    @property
-    def queued(self) -> int:
-        return int(self.redis.llen("celery"))
-
-    @property
-    def held(self) -> int:
-        return int(self.redis.zcard("unacked_index"))
+    program = "shutdown"
+    conf: ClassVar[dict[str, Any]] = {
+        "lease_extension": 6,
+        "lease_shutdown_timeout": 2,
+        "worker_prefetch_multiplier": 4,
+    }
 
     @property
     def losses(self) -> int:
         """The losses that the message at the front of the queue carries."""
         text = self.redis.lrange("celery", -1, -1)[0].decode()
         return int(json.loads(text).get("lease", "never:0").partition(":")[2])
-
-    def is_clean(self) -> bool:
-        """Whether nothing is left of any lease."""
-        return not (
-            self.held
-            or self.redis.hlen("unacked")
-            or self.redis.zcard("unacked.leases")
-            or self.redis.hlen("unacked.claims")
-        )
 
 
 @pytest.fixture
@@ -247,7 +212,7 @@ class ScriptOptions(WorkerOptions):
 @pytest.mark.parametrize(("pool", "task"), [("prefork", "beats"), ("threads", "deaf")])
 def test_a_restart_by_sighup_comes_back_and_works(stage: Stage, pool: str, task: str) -> None:
     """Under the same process id; also where a thread that cannot be ended keeps the old one."""
-    worker = stage.fleet.start(stage.setup, ScriptOptions(module=MODULE, pool=pool))
+    worker = stage.fleet.start(stage.setup, ScriptOptions(module=stage.module, pool=pool))
     first = stage.send(task, 1.5 if task == "beats" else 60)
     stage.ledger.wait("start", first)
     os.killpg(worker.pid, signal.SIGHUP)

@@ -4,66 +4,40 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import psutil
 import pytest
 
 from celery_lease import probe
 from harness.ledger import now
+from harness.monitor import lease_events
+from harness.stage import RedisStage
 from harness.waiting import eventually, free_port
-from harness.workers import QUIET_PEERS, Worker, WorkerFleet, WorkerOptions
+from harness.workers import QUIET_PEERS, Worker, WorkerFleet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery import Celery
-
     from harness.brokers import RedisServer
     from harness.setup import Setup
 
-MODULE = "harness.app_watchdog"
 EXTENSION = 4.0
 SILENCE = 60.0  # far beyond every patience here
 START_METHODS = ("fork", "spawn")
 
 
-class Stage:
-    """One broker, its workers, and the messages on it."""
+class Stage(RedisStage):
+    """Tasks that fall silent in many ways."""
 
-    def __init__(self, setup: Setup, server: RedisServer, fleet: WorkerFleet) -> None:
-        self.setup = setup.having(lease_extension=EXTENSION)
-        self.fleet, self.ledger = fleet, fleet.ledger
-        self.app: Celery = self.setup.app()
-        self.redis = server.client(self.setup.database)
-
-    def having(self, **conf: Any) -> Stage:
-        self.setup = self.setup.having(**conf)
-        return self
-
-    def worker(self, pool: str = "prefork", concurrency: int = 1, *extra: str) -> Worker:
-        options = WorkerOptions(
-            module=MODULE, pool=pool, concurrency=concurrency, extra=(*QUIET_PEERS, *extra)
-        )
-        return self.fleet.start(self.setup, options)
-
-    def send(self, task: str, *args: Any, **options: Any) -> str:
-        return str(self.app.send_task(f"watchdog.{task}", args, **options).id)
+    program = "watchdog"
+    conf: ClassVar[dict[str, Any]] = {"lease_extension": EXTENSION}
+    extra = QUIET_PEERS
 
     def runs(self, task_id: str) -> list[tuple[str, int]]:
         return [
             (entry.event, entry.facts["deliveries"])
             for entry in self.ledger.entries(task_id=task_id)
         ]
-
-    def is_clean(self) -> bool:
-        return not (
-            self.redis.hlen("unacked")
-            or self.redis.zcard("unacked.leases")
-            or self.redis.hlen("unacked.claims")
-        )
 
 
 @pytest.fixture
@@ -75,6 +49,11 @@ def stage(setup: Setup, valkey: RedisServer, fleet: WorkerFleet) -> Stage:
 def has_run(stage: Stage, task_id: str, event: tuple[str, int]) -> bool:
     """Whether an event is among those of a task."""
     return event in stage.runs(task_id)
+
+
+def stalled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the watchdog."""
+    return [event for event in events if event["type"] == "lease-stalled"]
 
 
 def line_of(worker: Worker, task_id: str, text: str) -> str:
@@ -91,11 +70,11 @@ def test_silent_tasks_are_diagnosed_ended_and_run_again_beside_others(stage: Sta
     neighbour = stage.send("beats", 3 * EXTENSION)
     stage.ledger.wait("start", neighbour)
     before = set(worker.children())
-    with stalled_events(stage.app) as heard:
+    with lease_events(stage.app) as heard:
         silent = {way: stage.send("watched", way, SILENCE) for way in ways}
         starts = {way: stage.ledger.wait("start", task_id)[0] for way, task_id in silent.items()}
-        eventually(lambda: len(heard()) == 3, 20, what="three events")
-        events = heard()
+        eventually(lambda: len(stalled(heard())) == 3, 20, what="three events")
+        events = stalled(heard())
     for way, task_id in silent.items():
         stage.ledger.wait("end", task_id)
         assert stage.runs(task_id) == [("start", 1), ("start", 2), ("end", 2)]
@@ -115,29 +94,6 @@ def test_silent_tasks_are_diagnosed_ended_and_run_again_beside_others(stage: Sta
     assert len(after) == 4
     assert before - after == {entry.pid for entry in starts.values()}  # only these were replaced
     eventually(stage.is_clean, 5)
-
-
-@contextmanager
-def stalled_events(app: Celery) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Listen as a monitor does; yields what returns the events about silent tasks so far."""
-    events: list[dict[str, Any]] = []
-    state = app.events.State()  # as in Flower, which has to bear what it does not know
-
-    def hear(event: dict[str, Any]) -> None:
-        state.event(event)
-        if event["type"] == "lease-stalled":
-            events.append(event)
-
-    with app.connection_for_read() as own:
-        receiver = app.events.Receiver(own, handlers={"*": hear})
-        with receiver.consumer_context(wakeup=False) as (connection, _, _):
-
-            def heard() -> list[dict[str, Any]]:
-                with suppress(TimeoutError):
-                    connection.drain_events(timeout=0.1)
-                return events
-
-            yield heard
 
 
 def test_without_a_threshold_it_is_the_lease_that_decides(stage: Stage) -> None:

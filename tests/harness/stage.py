@@ -1,0 +1,76 @@
+"""One Redis broker, the workers on it, and the tasks of one program of this harness."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from harness.workers import Worker, WorkerFleet, WorkerOptions
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from harness.brokers import RedisServer
+    from harness.setup import Setup
+
+
+class RedisStage:
+    """Subclasses name the program, and what suits its tests."""
+
+    program: ClassVar[str]  #: of ``harness.app_PROGRAM``, whose tasks are named ``PROGRAM.*``
+    conf: ClassVar[dict[str, Any]]
+    extra: ClassVar[tuple[str, ...]] = ()  #: options of every worker
+
+    def __init__(self, setup: Setup, server: RedisServer, fleet: WorkerFleet) -> None:
+        self.setup = setup.having(**self.conf)
+        self.fleet, self.ledger = fleet, fleet.ledger
+        self.app: Celery = self.setup.app()
+        self.redis = server.client(self.setup.database)
+
+    def having(self, **conf: Any) -> Self:
+        """Give the workers that come further settings."""
+        self.setup = self.setup.having(**conf)
+        return self
+
+    def worker(
+        self, pool: str = "prefork", concurrency: int = 1, *extra: str, **env: str
+    ) -> Worker:
+        """Start a worker and return it ready; the pool "spawn" is prefork without fork."""
+        if pool == "spawn":
+            self.having(worker_pool_start_method="spawn")
+            pool = "prefork"
+        options = WorkerOptions(
+            module=self.module,
+            pool=pool,
+            concurrency=concurrency,
+            extra=(*self.extra, *extra),
+            env=env,
+        )
+        return self.fleet.start(self.setup, options)
+
+    @property
+    def module(self) -> str:
+        """What a command line names with ``-A``."""
+        return f"harness.app_{self.program}"
+
+    def send(self, task: str, *args: Any, **options: Any) -> str:
+        """Send a task by its short name and return its id."""
+        return str(self.app.send_task(f"{self.program}.{task}", args, **options).id)
+
+    @property
+    def queued(self) -> int:
+        """How many messages a worker could take."""
+        return int(self.redis.llen("celery"))
+
+    @property
+    def held(self) -> int:
+        """How many messages the broker holds as delivered."""
+        return int(self.redis.zcard("unacked_index"))
+
+    def is_clean(self) -> bool:
+        """Whether nothing is left of any lease."""
+        return not (
+            self.held
+            or self.redis.hlen("unacked")
+            or self.redis.zcard("unacked.leases")
+            or self.redis.hlen("unacked.claims")
+        )
