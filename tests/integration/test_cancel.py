@@ -153,9 +153,9 @@ def test_operators_cancel_by_command(stage: Stage) -> None:
 def test_a_stopping_worker_still_cancels(stage: Stage) -> None:
     """After SIGTERM, when Celery's own mailbox is closed already; the worker ends at once then."""
     worker = stage.worker()
-    without = stage.listeners()
+    eventually(lambda: stage.listeners() == 2, what="Celery's mailbox, and its gossip")
     running = stage.start("work", LONG)
-    eventually(lambda: stage.listeners() > without, what="the second mailbox, half a second on")
+    eventually(lambda: stage.listeners() == 3, what="the second mailbox, half a second on")
     worker.term()
     worker.wait_log("Warm shutdown")
     assert stage.cancel(worker, running) == {running: "told"}
