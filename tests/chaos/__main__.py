@@ -7,6 +7,7 @@ the same history.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -33,6 +34,7 @@ DURABLE = {
 def main() -> int:
     """Stage it, print the ledger, and what went wrong by task id."""
     options = _parser().parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # take workers and servers along
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
         verdict = _stage(options, options.keep)
