@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from celery_lease import subprocesses
 from celery_lease.checkpoints import Checkpoints, Superseded
-from celery_lease.core import board as beatboard, fields
+from celery_lease.core import board as beatboard, fields, starting
 from celery_lease.core.board import BEAT, GATE, Board, Outcome, Slot
 from celery_lease.core.clock import SystemClock, host_seconds
 from celery_lease.core.errors import LeaseLost, ShutdownRequested, TaskCancelled
@@ -282,11 +282,9 @@ class ToolContext:
         """Say how the run ended; for the worker parts."""
         self._board.tell_outcome(self._slot, outcome)
 
-    def _start(self) -> None:
-        """Begin to run: the first beat."""
-        now = host_seconds()
-        self._board.write_time(self._slot, beatboard.STARTED, now)
-        self._board.write_time(self._slot, BEAT, now)
+    def _start(self) -> bool:
+        """Begin to run: the first beat. False: the message was taken back just now."""
+        return starting.begin(self._board, self._slot)
 
     def _flags(self) -> int | None:
         """Return what the keeper told this lease; None if the record is another lease's by now."""

@@ -85,9 +85,10 @@ def leased_context(ticket: Mapping[str, Any], task_id: str) -> ToolContext:
         raise LeaseLost(task_id, "the worker's main process is gone") from None
     slot = Slot(ticket["slot"], ticket["generation"])
     context = ToolContext(board, slot, task_id=task_id, ticket=ticket)
-    if context.is_lost:
+    if context.is_lost:  # looked at first: what is written might be in another lease's record
         raise LeaseLost(task_id, "gone before the task started")
-    context._start()
+    if not context._start():
+        raise LeaseLost(task_id, "taken back before the task started")
     return context
 
 

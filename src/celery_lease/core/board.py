@@ -43,10 +43,10 @@ RECORD_CELLS = RECORD_BYTES // 8
 NOTE_BYTES = 120
 
 # The first cache line of a record is the task's, the second the keeper's, the rest is the note.
-# All are times but PROGRESS, OUTCOME, CLOSED, FLAGS, PUBLISHING and NOTE_LENGTH (integers), and
-# DONE and TOTAL (plain numbers).
+# All are times but PROGRESS, OUTCOME, CLOSED, FLAGS, PUBLISHING, WITHDRAWN and NOTE_LENGTH
+# (integers), and DONE and TOTAL (plain numbers).
 BEAT, QUIET, STARTED, DONE, TOTAL, PROGRESS, OUTCOME, CLOSED = range(8)
-GATE, DEADLINE, FLAGS, PUBLISHING = range(8, 12)
+GATE, DEADLINE, FLAGS, PUBLISHING, WITHDRAWN = range(8, 13)
 NOTE_LENGTH = 16
 
 FLAG_BITS = 8

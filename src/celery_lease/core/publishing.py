@@ -28,7 +28,7 @@ def begin(board: Board, slot: Slot) -> bool:
     if not board.is_latest(slot):
         return False
     board.cells[slot.first + PUBLISHING] = slot.mark | 1
-    _settle_memory()
+    settle_memory()
     if board.cells[slot.first + CLOSED] == slot.mark | 1:
         end(board, slot)
         return False
@@ -48,13 +48,13 @@ def close(board: Board, slot: Slot) -> None:
     of a publication is not waited for longer than 5 s.
     """
     board.cells[slot.first + CLOSED] = slot.mark | 1
-    _settle_memory()
+    settle_memory()
     ends, patience = host_seconds() + PATIENCE, threading.Event()
     while board.cells[slot.first + PUBLISHING] == slot.mark | 1 and host_seconds() < ends:
         patience.wait(LOOK_INTERVAL)
 
 
-def _settle_memory() -> None:
+def settle_memory() -> None:
     """Let what was written be seen by other processes before anything else is read.
 
     Taking a lock, any lock, is what Python has for that; this one is nobody else's.

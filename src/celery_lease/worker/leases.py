@@ -19,7 +19,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery_lease.core import board as beatboard
+from celery_lease.core import board as beatboard, starting
 from celery_lease.core.board import Outcome
 from celery_lease.core.delivery import Answer, Claim, Terms
 from celery_lease.core.lease import Lease, Lost, State
@@ -273,7 +273,7 @@ class Leases:
         """Return all messages whose task does not run yet, so that another worker may run them.
 
         Also those that the pool has got, where they would only wait for the tasks that run. If a
-        process takes one after all, its record tells it that the lease has ended.
+        process takes one after all, its record tells it not to start.
 
         Args:
             flushed: Celery reconnects and has made its pool forget every task that it did not
@@ -283,7 +283,7 @@ class Leases:
             waiting = [
                 tag
                 for tag, held in self._held.items()
-                if held.pid is None and (flushed or not self._has_started(held))
+                if held.pid is None and (self._withdraw(held) or flushed)
             ]
         # Newest first, so that the oldest ends up at the front of the line.
         self.hand_back(waiting[::-1], ending=Ending.HANDED_BACK)
@@ -345,6 +345,9 @@ class Leases:
                 self.board.flag(held.slot, ENDED)
                 self.board.give_back(held.slot)
             return held
+
+    def _withdraw(self, held: Held) -> bool:
+        return held.slot is None or starting.withdraw(self.board, held.slot)
 
     def _has_started(self, held: Held) -> bool:
         return held.pid is not None or bool(self.started_at(held))
