@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from celery_lease.core.delivery import Answer, Renewal, Terms
-from model.lease_model import START, LeaseModel, Text
+from model.lease_model import ARRIVAL, START, LeaseModel, Text
 from model.stage import VISIBILITY_TIMEOUT, WORKERS
 
 if TYPE_CHECKING:
@@ -138,6 +138,19 @@ class LeaseMachine(RuleBasedStateMachine):
         self.asking.append(asking)
         if arrives:
             self.arrive(asking, worker)
+
+    @precondition(lambda self: self.model.queue)
+    @rule(worker=workers, seconds=leases, plainly=st.booleans())
+    def an_arrival_is_over_before_its_claim(
+        self, worker: int, seconds: float, *, plainly: bool
+    ) -> None:
+        """A worker stood still with the message in its hand, and somebody swept meanwhile."""
+        self.deliver_without_an_answer(worker=worker, seconds=seconds, arrives=False)
+        self.time_passes(seconds=ARRIVAL)
+        if plainly:
+            self.a_plain_process_sweeps(timeout=0)
+        else:
+            self.reap(worker=worker, limit=100)
 
     @precondition(lambda self: any(not each.arrived for each in self.asking))
     @rule(worker=workers, which=recent)

@@ -121,8 +121,8 @@ MUTANTS = [
         "hand_back",
         "redis.call('ZREM', KEYS[1], tag)\n  redis.call('HDEL', KEYS[2], tag)",
     ),
-    Mutant("an orderly return is a loss", "hand_back", "if not loss then", "if false then"),
-    Mutant("a loss is an orderly return", "hand_back", "if not loss then", "if true then"),
+    Mutant("an orderly return is a loss", "hand_back", "if not loss and", "if false and"),
+    Mutant("a loss is an orderly return", "hand_back", "if not loss and", "if true and"),
     Mutant(
         "everything goes to the front",
         "hand_back",
@@ -160,7 +160,7 @@ MUTANTS = [
     ),
     Mutant("the reaper leaves it held", "reap", "  settle(tag)\n  return claim", "  return claim"),
     Mutant("the reaper drops it", "reap", "redis.pcall(push, claim.key, payload)", "0"),
-    Mutant("an expiry is no loss", "reap", "if not loss then", "if true then"),
+    Mutant("an expiry is no loss", "reap", "if not loss and", "if true and"),
     Mutant("a rest counts twice", "reap", "if loss and not claim.resting and", "if loss and"),
     Mutant(
         "an arrival counts as a loss",

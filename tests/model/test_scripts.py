@@ -91,6 +91,16 @@ def test_every_script_of_the_driver_has_mutants() -> None:
     assert {each.script for each in MUTANTS} == set(scripts.NAMES)
 
 
+def test_every_mutant_is_a_change_of_the_scripts_as_they_are() -> None:
+    """Also of those that are hunted only when asked for; three had outlived the words they change.
+
+    Each says so itself, naming what it does not find.
+    """
+    for each in MUTANTS:
+        text = scripts.source(each.script)
+        assert each.change(each.script, text) != text
+
+
 def hunts() -> Iterator[Any]:
     """Yield the mutants, all but the first of each script for the long hunt only."""
     seen: set[str] = set()
