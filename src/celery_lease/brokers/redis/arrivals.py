@@ -3,9 +3,11 @@
 Kombu waits with ``BRPOP``: the server takes a message out of its list and sends it, also to a
 worker that was killed a moment ago, or stopped, or cut off, and the message is gone. Here a script
 takes it and records where it is, in one step; what nobody claims within :data:`ARRIVAL` goes back.
-A script cannot wait. So the server is first asked to wait, for as long as :class:`Pause` says, at
-a list that others ring like a bell; both commands are sent at once, and kombu, which waits for the
-socket to become readable, sees no difference.
+A script cannot wait. So the server is first asked to wait, for as long as :class:`Pause` says; both
+commands are sent at once, and kombu, which waits for the socket to become readable, sees no
+difference. Of all that wait, one watches a list: with a ``BLMOVE`` from its end to the same end,
+which returns as soon as there is a message and leaves it where it is. The others wait at a list of
+their own, which is rung like a bell where one takes a message and leaves some.
 
 Kombu does not tell either which list a message came from, and a topic exchange may have put the
 same one into several. And it loses what it cannot read: the error ends the worker, the text is
@@ -37,6 +39,8 @@ from redis.exceptions import (
 from celery_lease.brokers.redis.refusals import will_pass
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from celery_lease.brokers.redis.driver import RedisDriver
 
 logger = logging.getLogger(__name__)
@@ -46,6 +50,8 @@ logger = logging.getLogger(__name__)
 ARRIVAL = 5.0
 #: Shortest and longest pause between two looks at empty lists, in seconds.
 SHORTEST, LONGEST = 0.004, 0.05
+#: Parts of what the script returns of a message.
+MESSAGE = 2
 #: Name of the list for unreadable texts, after that of the list they came from.
 SUFFIX = ".malformed"
 
@@ -55,14 +61,24 @@ class Pause:
     """How long to leave empty lists alone: longer each time, from the last message on.
 
     A busy queue is never waited for; an idle worker asks at most 20 times a second. A server that
-    has nothing else to do ends a pause at the next tick of its clock, of 100 ms by default.
+    has nothing else to do ends a pause at the next tick of its clock, of 100 ms by default. A
+    message for the list that is watched ends it at once.
     """
 
     seconds: float = 0.0
+    watched: str | None = None  #: full key of the list that is ours to watch
+    refused: bool = False  #: the server did not wait there: one that is full does not
 
     def found(self, *, message: bool) -> None:
         """Go by whether there was a message."""
         self.seconds = 0.0 if message else min(max(2 * self.seconds, SHORTEST), LONGEST)
+        self.refused = self.refused and not message
+
+    def command(self, lists: Container[str], bell: str) -> tuple[Any, ...]:
+        """Return what has the server wait."""
+        if self.watched in lists and not self.refused:
+            return ("BLMOVE", self.watched, self.watched, "RIGHT", "RIGHT", self.seconds)
+        return ("BLPOP", bell, self.seconds)
 
 
 class Arrivals:
@@ -74,6 +90,7 @@ class Arrivals:
         self._popped: tuple[bytes, bytes] | None = None  # list and text of what arrives now
         self._queue: str | None = None  # of what is fetched now
         self._tag = ""  # of what arrives now, or will
+        self._asker = uuid.uuid4().hex
         self._pause = Pause()
         self._paused = False  # by the request under way
         self._known = False  # to the server: the script
@@ -117,10 +134,11 @@ class Arrivals:
             for queue in queues
         }
         self._tag = f"arrival#{uuid.uuid4().hex}"
-        commands = [self._driver.arrive(self._tag, ARRIVAL, lists, by_name=self._known)]
+        asker, known = self._asker, self._known
+        commands = [self._driver.arrive(self._tag, ARRIVAL, lists, asker, by_name=known)]
         self._paused = self._pause.seconds > 0
         if self._paused:
-            commands.insert(0, ("BLPOP", self._driver.keys.bell, self._pause.seconds))
+            commands.insert(0, self._pause.command(lists, self._driver.keys.bell))
         connection = channel.client.connection
         channel._in_poll, channel._brpop_sent_at = connection, monotonic()  # noqa: SLF001
         connection.send_packed_command(connection.pack_commands(commands))
@@ -129,25 +147,33 @@ class Arrivals:
         if command_name != "BRPOP":
             return self._parse(connection, command_name, **options)
         try:
-            self._popped = self._parse_arrival(connection, **options)
+            found = self._parse_arrival(connection, **options)
         except ResponseError as exc:
             if not will_pass(exc):
                 raise
             # For Celery an unknown error is the end of the worker, a lost connection is not.
             raise ConnectionError(f"no message: {exc}") from exc
+        self._popped = (found[0], found[1]) if len(found) == MESSAGE else None
         self._pause.found(message=self._popped is not None)
+        self._pause.watched = bytes_to_str(found[0]) if found else None
         return self._popped
 
-    def _parse_arrival(self, connection: Any, **options: Any) -> Any:
+    def _parse_arrival(self, connection: Any, **options: Any) -> tuple[bytes, ...]:
+        """Return list and text of a message, or a list to watch, or nothing."""
         if self._paused:
-            self._parse(connection, "BLPOP", **options)
+            try:
+                self._parse(connection, "BLPOP", **options)
+            except ResponseError:
+                if self._pause.refused:
+                    raise
+                self._pause.refused = True
         try:
             reply = self._parse(connection, "BRPOP", **options)
         except NoScriptError:
             self._known = False
-            return None
+            return ()
         self._known = True
-        return reply
+        return reply or ()
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
