@@ -84,6 +84,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServ
         yield server
 
 
+@pytest.mark.compat
 def test_a_worker_lives_through_a_full_and_a_read_only_server(
     server: RedisServer, fleet: WorkerFleet, tmp_path: Path
 ) -> None:
@@ -112,3 +113,24 @@ def test_a_worker_lives_through_a_full_and_a_read_only_server(
     assert worker.returncode is None
     assert [fleet.ledger.count("start", name) for name in gates] == [1, 1]
     eventually(lambda: client.hlen("unacked") == client.llen("celery") == 0, within=30)
+
+
+@pytest.mark.compat
+def test_a_worker_that_starts_at_a_replica_does_as_without_a_server(
+    redis_path: str, fleet: WorkerFleet, tmp_path: Path
+) -> None:
+    """By ``broker_connection_retry_on_startup``: it waits until that is a master, or leaves."""
+    with RedisServer(redis_path, tmp_path / "server").start() as server:
+        setup, client = Setup(server.url()), server.client()
+        client.replicaof("127.0.0.1", "1")
+        waits = fleet.launch(setup, LEASED)
+        leaves = fleet.launch(setup.having(broker_connection_retry_on_startup=False), LEASED)
+        assert leaves.wait(30) == 1
+        assert "broker_connection_retry_on_startup=False" in leaves.log
+        waits.wait_log("refused for now: You can't write against a read only replica")
+        client.replicaof("NO", "ONE")
+        waits.wait_ready()
+        (tmp_path / "gate").touch()
+        setup.app().send_task(TASK, [str(tmp_path / "gate")], task_id="t")
+        fleet.ledger.wait("end", "t", within=12)
+        assert "Traceback" not in waits.log

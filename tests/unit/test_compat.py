@@ -336,20 +336,6 @@ def test_the_methods_of_the_record_of_messages_take_what_they_took(
     assert parameters(getattr(kombu_redis.QoS, method)) == names
 
 
-@pytest.mark.parametrize(("passes", "error"), [(True, ConnectionError), (False, ValueError)])
-def test_what_passes_is_a_lost_connection_for_the_consumer(
-    monkeypatch: pytest.MonkeyPatch, passes: bool, error: type[Exception]
-) -> None:
-    """Celery's consumer calls ``start`` of its blueprint, and connects anew after such an error."""
-    monkeypatch.setattr(compat, "REFUSED", 0.0)
-    blueprint = SimpleNamespace(start=lambda _: int("refused"))
-    consumer: Any = SimpleNamespace(blueprint=blueprint)
-    compat.reconnect_after(consumer, lambda _: passes)
-    with pytest.raises(error, match="refused"):
-        consumer.blueprint.start(consumer)
-    assert issubclass(ConnectionError, kombu_redis.Transport.connection_errors)
-
-
 def test_the_record_of_messages_keeps_them_as_it_did() -> None:
     """A delivered message until its tag is dirty, by a bound method that marks it so."""
     qos = QoS(SimpleNamespace(do_restore=False), 0)

@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 WAITS_FOR_BROKER = ("kombu.transport.", "celery.worker.pidbox", "celery.events.")
 #: Seconds that a killed process is given to be gone.
 DEATH = 1.0
-REFUSED = 1.0  #: the same before the next connection to a broker that refuses all work
 #: Seconds that a result backend has to take a publication of progress.
 BACKEND_TIMEOUT = 2.0
 
@@ -372,20 +371,3 @@ def _end_task(pool: Any, pid: int | None, release: Callable[[], None]) -> bool:
         pool.terminate_job(pid)
         gone = True
     return gone
-
-
-def reconnect_after(consumer: Consumer, will_pass: Callable[[Exception], bool]) -> None:
-    """Let the consumer connect anew after errors that pass: for Celery they end the worker."""
-    blueprint: Any = consumer.blueprint
-    start = blueprint.start
-
-    def start_again(parent: Consumer) -> None:
-        try:
-            start(parent)
-        except Exception as exc:
-            if will_pass(exc):
-                threading.Event().wait(REFUSED)  # such a server takes the next connection at once
-                raise ConnectionError(f"refused for now: {exc}") from exc
-            raise
-
-    blueprint.start = start_again

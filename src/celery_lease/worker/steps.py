@@ -23,7 +23,7 @@ from celery_lease import brokers, settings
 from celery_lease.core.board import Board
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.errors import LeaseError
-from celery_lease.worker import compat, exports, stops, vitals
+from celery_lease.worker import compat, exports, reconnects, stops, vitals
 from celery_lease.worker.about import versions
 from celery_lease.worker.drain import Drain
 from celery_lease.worker.health import HealthServer, health_of
@@ -115,6 +115,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
         consumer.leases = None  # type: ignore[attr-defined]
         consumer.lease_drain = None  # type: ignore[attr-defined]  # for remote control commands
         consumer.lease_silent = ()  # type: ignore[attr-defined]  # the same
+        reconnects.reconnect_after(consumer, lambda exc: _will_pass(consumer, exc))
 
     def start(self, consumer: Consumer) -> None:
         """Put the new channel under leases; at the first start, begin to keep them."""
@@ -135,8 +136,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
             stops.bound_end(consumer, SILENCE, ender.leave)
             stops.note_restarts()
             stops.tame_cold_shutdown(consumer, self.leases, self._shutdown, self._ask_to_stop)
-            connection = consumer.app.connection_for_read()  # never opened
-            compat.reconnect_after(consumer, lambda exc: brokers.will_pass(connection, exc))
+            reconnects.keep_running_jobs(consumer)
             worker_shutting_down.connect(self._ask_to_stop, sender=consumer.hostname)
             self._drain = Drain(self.leases, self._shutdown, lambda: self._clear_soon(consumer))
             consumer.lease_drain = self._drain  # type: ignore[attr-defined]
@@ -329,6 +329,13 @@ def _health_server(seen: Vitals, loaded: settings.Settings) -> HealthServer | No
             exc,
         )
         raise WorkerShutdown(EX_FAILURE) from None
+
+
+def _will_pass(consumer: Consumer, exc: Exception) -> bool:
+    """Whether the broker refuses for now only, in a worker with leases."""
+    if not settings.load(consumer.app.conf).enabled:
+        return False
+    return brokers.will_pass(consumer.app.connection_for_read(), exc)  # which is never opened
 
 
 def _make_leases(consumer: Consumer, channel: Any, policies: Policies) -> Leases:

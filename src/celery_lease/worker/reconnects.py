@@ -1,0 +1,73 @@
+"""What Celery does when a connection to the broker fails, made harmless to what runs.
+
+With :mod:`.compat` the only place for Celery's internals, as read in 5.5.3, 5.6.2 and 5.7.0;
+``tests/unit/test_reconnects.py`` notices when one of them changes.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from celery_lease.worker import compat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery.worker.consumer import Consumer
+
+#: Seconds before the next connection to a broker that refuses all work.
+REFUSED = 1.0
+
+
+def reconnect_after(consumer: Consumer, will_pass: Callable[[Exception], bool]) -> None:
+    """Let the consumer connect anew after errors that pass: for Celery they end the worker.
+
+    At the worker's start, where Celery's ``broker_connection_retry_on_startup`` decides whether it
+    waits for a broker, that decides here too.
+    """
+    blueprint: Any = consumer.blueprint
+    start = blueprint.start
+
+    def start_again(parent: Any) -> None:
+        try:
+            start(parent)
+        except Exception as exc:
+            if not will_pass(exc):
+                raise
+            threading.Event().wait(REFUSED)  # such a server takes the next connection at once
+            if parent.restart_count == 0 and parent.task_consumer is None:
+                # For Celery it was reached, and so was no matter of the start any more.
+                parent.first_connection_attempt = True
+            raise ConnectionError(f"refused for now: {exc}") from exc
+
+    blueprint.start = start_again
+
+
+def keep_running_jobs(consumer: Consumer) -> None:
+    """Let a pool of processes remember what runs in it when the connection is lost.
+
+    Before 5.7 Celery makes it forget every job, as a plain task's message is delivered anew. But
+    then no end of what runs is heard of, and a lease outlives the connection.
+    """
+    pool: Any = consumer.pool
+    flush = getattr(pool, "flush", None)
+    if compat.kind(pool) != "prefork" or flush is None:
+        return
+
+    def flush_what_waits() -> None:
+        jobs, busy = pool._pool._cache, pool._pool._busy_workers  # noqa: SLF001
+        running, were_busy = [job for job in jobs.values() if job.accepted()], set(busy)
+        flush()
+        left = [job for job in running if not job.ready()]
+        jobs.update({job._job: job for job in left})  # noqa: SLF001
+        # Without this a job is given to a process that has one, although another is idle.
+        busy.update(were_busy & {_inbox_of(job) for job in left})
+
+    pool.flush = flush_what_waits
+
+
+def _inbox_of(job: Any) -> int | None:
+    """Return the descriptor by which a pool knows the process of a job; None: it is gone."""
+    process = job._write_to or job._scheduled_for  # noqa: SLF001
+    return process.inqW_fd if process is not None and process._is_alive() else None  # noqa: SLF001

@@ -1,0 +1,177 @@
+"""A lost connection in Celery's own code: what ends the worker, and what its pool remembers."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from billiard import pool as billiard_pool
+from celery.concurrency.asynpool import AsynPool
+from celery.concurrency.prefork import TaskPool
+from celery.exceptions import WorkerShutdown
+from celery.worker.consumer import Consumer
+from kombu.transport import redis as kombu_redis
+
+from celery_lease.worker import reconnects
+
+pytestmark = pytest.mark.compat
+
+
+@pytest.fixture(autouse=True)
+def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconnects, "REFUSED", 0.0)
+
+
+def failing(restarts: int = 0, task_consumer: object = None) -> Any:
+    """Return what is needed of a consumer that is refused at its start number *restarts*."""
+    blueprint = SimpleNamespace(start=lambda _: int("refused"))
+    return SimpleNamespace(
+        blueprint=blueprint,
+        restart_count=restarts,
+        task_consumer=task_consumer,
+        first_connection_attempt=False,
+    )
+
+
+@pytest.mark.parametrize(("passes", "error"), [(True, ConnectionError), (False, ValueError)])
+def test_what_passes_is_a_lost_connection_for_the_consumer(
+    passes: bool, error: type[Exception]
+) -> None:
+    """Celery's consumer calls ``start`` of its blueprint, and connects anew after such an error."""
+    consumer = failing()
+    reconnects.reconnect_after(consumer, lambda _: passes)
+    with pytest.raises(error, match="refused"):
+        consumer.blueprint.start(consumer)
+    assert issubclass(ConnectionError, kombu_redis.Transport.connection_errors)
+
+
+@pytest.mark.parametrize(
+    ("restarts", "task_consumer", "at_start"), [(0, None, True), (0, "it", False), (1, None, False)]
+)
+def test_a_refusal_is_one_of_the_start_until_there_was_a_consumer(
+    restarts: int, task_consumer: object, at_start: bool
+) -> None:
+    """Celery then asks ``broker_connection_retry_on_startup`` rather than the other setting."""
+    consumer = failing(restarts, task_consumer)
+    reconnects.reconnect_after(consumer, lambda _: True)
+    with pytest.raises(ConnectionError):
+        consumer.blueprint.start(consumer)
+    assert consumer.first_connection_attempt is at_start
+
+
+@pytest.mark.parametrize("retry", [True, False])
+def test_at_the_start_celery_does_as_it_does_without_a_broker(retry: bool) -> None:
+    """By its own loop: it starts again, or shuts down with an error."""
+    consumer: Any = object.__new__(Consumer)
+    starts: list[int] = []
+
+    def start(_: object) -> None:
+        starts.append(consumer.restart_count)
+        if len(starts) == 1:
+            int("refused")
+        consumer.blueprint.state = 2  # ends Celery's loop: closing
+
+    consumer.__dict__.update(
+        app=SimpleNamespace(
+            conf=Conf(broker_connection_retry_on_startup=retry, broker_connection_retry=not retry)
+        ),
+        blueprint=SimpleNamespace(start=start, state=1, restart=lambda _: None),
+        connection_errors=(OSError,),
+        conninfo=SimpleNamespace(as_uri=lambda: "redis://"),
+        connection=None,
+        hub=None,
+        task_consumer=None,
+        first_connection_attempt=False,  # as a connection that was made leaves it
+        _restart_state=SimpleNamespace(step=lambda: None),
+        on_close=lambda: None,
+    )
+    reconnects.reconnect_after(consumer, lambda _: True)
+    if retry:
+        consumer.start()
+        assert starts == [0, 1]
+    else:
+        with pytest.raises(WorkerShutdown):
+            consumer.start()
+        assert starts == [0]
+
+
+class Conf(dict[str, Any]):
+    """Settings by attribute and by name, as Celery reads them."""
+
+    broker_channel_error_retry = False
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+class Processes:
+    """Celery's pool of processes, without any; its ``flush`` is Celery's own."""
+
+    def __init__(self) -> None:
+        self.inner: Any = object.__new__(AsynPool)
+        self.inner.__dict__.update(
+            _state=billiard_pool.RUN,
+            synack=False,
+            _cache={},
+            outbound_buffer=deque(),
+            _active_writers=set(),
+            _active_writes=set(),
+            _busy_workers=set(),
+            maintain_pool=lambda: None,
+        )
+        pool: Any = object.__new__(TaskPool)
+        pool._pool, pool.flush = self.inner, self.inner.flush
+        self.ended: list[object] = []
+        self.pool = pool
+        reconnects.keep_running_jobs(SimpleNamespace(pool=pool))  # type: ignore[arg-type]
+
+    def job(self, *, accepted: bool, inbox: int = 0, alive: bool = True) -> Any:
+        job = billiard_pool.ApplyResult(self.inner._cache, self.ended.append)
+        if accepted:
+            job._ack(None, 0.0, 1, None)
+        job._write_to = SimpleNamespace(inqW_fd=inbox, _is_alive=lambda: alive)
+        if inbox:
+            self.inner._busy_workers.add(inbox)
+        return job
+
+
+def test_a_pool_hears_of_what_ran_when_the_connection_was_lost() -> None:
+    """What it has not begun is forgotten: that message goes back."""
+    processes = Processes()
+    runs, waits = processes.job(accepted=True), processes.job(accepted=False)
+    processes.pool.flush()
+    assert runs._job in processes.inner._cache
+    assert waits._job not in processes.inner._cache
+    runs._set(None, (True, "result"))
+    assert processes.ended == ["result"]
+    assert processes.inner._cache == {}
+
+
+def test_a_process_that_runs_a_task_gets_no_second_one_after_a_lost_connection() -> None:
+    """It would wait there while another process is idle; of one that is gone nothing is kept."""
+    processes = Processes()
+    processes.job(accepted=True, inbox=7)
+    processes.job(accepted=True, inbox=8, alive=False)
+    processes.job(accepted=False, inbox=9)
+    processes.pool.flush()
+    assert processes.inner._busy_workers == {7}
+
+
+def test_a_job_that_ends_while_its_pool_forgets_is_not_remembered() -> None:
+    """Else its entry would stay for good."""
+    processes = Processes()
+    runs = processes.job(accepted=True)
+    processes.inner.maintain_pool = lambda: runs._set(None, (True, "result"))
+    processes.pool.flush()
+    assert processes.inner._cache == {}
+
+
+def test_other_pools_are_left_as_they_are() -> None:
+    """They have no memory of their own."""
+    for name in ("solo", "thread", "gevent"):
+        pool: Any = type("TaskPool", (), {"__module__": f"celery.concurrency.{name}"})()
+        pool.flush = flush = object()
+        reconnects.keep_running_jobs(SimpleNamespace(pool=pool))  # type: ignore[arg-type]
+        assert pool.flush is flush
