@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import kombu
 import pytest
 import redis
 from redis.backoff import NoBackoff
@@ -400,6 +401,7 @@ def test_connections_killed_one_by_one_lose_and_double_nothing(
     assert status is None
 
 
+@pytest.mark.skipif(kombu.VERSION < (5, 7), reason="it never leaves the one it consumes over")
 def test_half_open_connections_are_left_and_made_anew(outcomes: dict[str, Future[Any]]) -> None:
     """By keeper, acknowledgements and consumer alike; nothing ran twice."""
     runs, again, stranded, status = outcomes["half open"].result()

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import pickle
+import struct
 from collections import deque
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from billiard import pool as billiard_pool
-from celery.concurrency.asynpool import AsynPool
+from celery.concurrency.asynpool import AsynPool, ResultHandler
 from celery.concurrency.prefork import TaskPool
 from celery.exceptions import WorkerShutdown
 from celery.worker.consumer import Consumer
+from kombu.asynchronous import Hub, set_event_loop
 from kombu.transport import redis as kombu_redis
 
 from celery_lease.worker import reconnects
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.compat
 
@@ -175,3 +183,74 @@ def test_other_pools_are_left_as_they_are() -> None:
         pool.flush = flush = object()
         reconnects.keep_running_jobs(SimpleNamespace(pool=pool))  # type: ignore[arg-type]
         assert pool.flush is flush
+
+
+class Reading:
+    """Celery's event loop and its reader of what task processes send, and a pipe from one."""
+
+    def __init__(self) -> None:
+        self.hub = Hub()
+        self.heard: list[object] = []
+        self.ours, self.theirs = os.pipe()
+        os.set_blocking(self.ours, False)
+        handler: Any = object.__new__(ResultHandler)
+        handler.fileno_to_outq = {self.ours: "a process"}
+        handler.on_state_change = self.hear
+        handler.register_with_event_loop(self.hub)
+        self.hub.add_reader(self.ours, handler.handle_event, self.ours)
+        consumer: Any = SimpleNamespace(hub=self.hub)
+        reconnects.read_to_the_end(consumer)
+
+    def hear(self, message: object) -> None:
+        self.heard.append(message)
+        if message == "wrong":
+            raise ValueError(message)
+
+    def send(self, message: object) -> bytes:
+        """Send the length of a message, let the loop read it, and return the rest."""
+        body = pickle.dumps(message)
+        os.write(self.theirs, struct.pack("!i", len(body)))
+        self.hub.run_once()
+        return body
+
+    def close(self) -> None:
+        self.hub.close()
+        os.close(self.ours)
+        os.close(self.theirs)
+
+
+@pytest.fixture
+def reading() -> Iterator[Reading]:
+    """Return an event loop of its own with a pipe."""
+    reading = Reading()
+    yield reading
+    reading.close()
+    set_event_loop(None)
+
+
+@pytest.mark.parametrize("message", ["right", "wrong"])
+def test_a_message_that_is_half_read_is_read_before_the_loop_is_reset(
+    reading: Reading, message: str
+) -> None:
+    """Whatever comes of it; the loop forgets its readers all the same."""
+    os.write(reading.theirs, reading.send(message))
+    reading.hub.reset()
+    assert reading.heard == [message]
+    assert not reading.hub.readers
+
+
+def test_a_message_that_does_not_come_is_given_up(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its process is stopped or was killed: nobody waits for it for long."""
+    monkeypatch.setattr(reconnects, "PATIENCE", 0.0)
+    reading.send("half")
+    with caplog.at_level(logging.WARNING):
+        reading.hub.reset()
+    assert reading.heard == []
+    assert "given up" in caplog.text
+
+
+def test_a_worker_without_an_event_loop_has_none_to_reset() -> None:
+    """As under gevent."""
+    reconnects.read_to_the_end(SimpleNamespace(hub=None))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What Celery does when a connection to the broker fails, made harmless to what runs.
+"""What Celery does when its event loop or a connection ends, made harmless to what runs.
 
 With :mod:`.compat` the only place for Celery's internals, as read in 5.5.3, 5.6.2 and 5.7.0;
 ``tests/unit/test_reconnects.py`` notices when one of them changes.
@@ -6,16 +6,23 @@ With :mod:`.compat` the only place for Celery's internals, as read in 5.5.3, 5.6
 
 from __future__ import annotations
 
+import logging
 import threading
+from inspect import isgenerator
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from celery_lease.worker import compat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from celery.worker.consumer import Consumer
 
+logger = logging.getLogger(__name__)
+
+#: Seconds that a task process has to write on in a message of which a part was read.
+PATIENCE = 2.0
 #: Seconds before the next connection to a broker that refuses all work.
 REFUSED = 1.0
 
@@ -65,6 +72,38 @@ def keep_running_jobs(consumer: Consumer) -> None:
         busy.update(were_busy & {_inbox_of(job) for job in left})
 
     pool.flush = flush_what_waits
+
+
+def read_to_the_end(consumer: Consumer) -> None:
+    """Let the event loop give up no message of a task process that is read in part.
+
+    Where Celery resets it, at each stop before 5.7 and at each lost connection, the rest of such a
+    message is taken for the next one: its process waits for half a minute, or for good, to be read.
+    """
+    hub: Any = consumer.hub  # type: ignore[attr-defined]
+    if hub is None:
+        return
+    reset = hub.reset
+
+    def reset_between_messages() -> None:
+        for descriptor, (callback, _) in list(hub.readers.items()):
+            if isgenerator(callback):
+                _finish(descriptor, callback)
+        reset()
+
+    hub.reset = reset_between_messages
+
+
+def _finish(descriptor: int, reading: Iterator[Any]) -> None:
+    try:
+        while wait([descriptor], PATIENCE):
+            next(reading)
+    except (StopIteration, OSError, EOFError):  # it is read, or its process is gone
+        return
+    except Exception:  # what came of the message is no reason to keep the loop from its end
+        logger.exception("a task's end was not taken in")
+        return
+    logger.warning("a task process has not written on for %g s: its message is given up", PATIENCE)
 
 
 def _inbox_of(job: Any) -> int | None:

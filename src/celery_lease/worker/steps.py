@@ -137,6 +137,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
             stops.note_restarts()
             stops.tame_cold_shutdown(consumer, self.leases, self._shutdown, self._ask_to_stop)
             reconnects.keep_running_jobs(consumer)
+            reconnects.read_to_the_end(consumer)
             worker_shutting_down.connect(self._ask_to_stop, sender=consumer.hostname)
             self._drain = Drain(self.leases, self._shutdown, lambda: self._clear_soon(consumer))
             consumer.lease_drain = self._drain  # type: ignore[attr-defined]
