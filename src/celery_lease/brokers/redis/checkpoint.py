@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from celery_lease.brokers.redis.client import Lines, pool_like
-from celery_lease.brokers.redis.driver import Keys
+from celery_lease.brokers.redis.keys import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable

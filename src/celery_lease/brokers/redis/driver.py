@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_lease.brokers.redis import scripts
 from celery_lease.brokers.redis.client import ANSWER_TIMEOUT, Lines, address, pool_like
 from celery_lease.brokers.redis.dead import RedisDeadLetters
+from celery_lease.brokers.redis.keys import Keys
 from celery_lease.brokers.redis.plain import PlainSweep
 from celery_lease.brokers.redis.records import RedisRecords
 from celery_lease.core.delivery import (
@@ -41,51 +41,6 @@ logger = logging.getLogger(__name__)
 BATCH = 2000
 
 _ANSWERS = {1: Answer.HELD, 0: Answer.LOST}
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """Full names, prefix included, of the keys of one database, prefix and ``unacked_key``."""
-
-    index: str
-    unacked: str
-    prefix: str = ""
-
-    @classmethod
-    def of(cls, channel: Any) -> Keys:
-        """Read them off a kombu channel."""
-        prefix = channel.global_keyprefix
-        return cls(prefix + channel.unacked_index_key, prefix + channel.unacked_key, prefix)
-
-    @property
-    def claims(self) -> list[str]:
-        """The four keys that every script takes, in their order."""
-        return [self.index, self.unacked, f"{self.unacked}.leases", f"{self.unacked}.claims"]
-
-    @property
-    def token(self) -> str:
-        """The last fencing token."""
-        return f"{self.unacked}.token"
-
-    @property
-    def refusals(self) -> str:
-        """Claims that must not be made any more."""
-        return f"{self.unacked}.refusals"
-
-    @property
-    def bell(self) -> str:
-        """A list to wait at for messages."""
-        return f"{self.unacked}.bell"
-
-    @property
-    def watches(self) -> str:
-        """Who waits at which list."""
-        return f"{self.unacked}.watches"
-
-    @property
-    def graveyards(self) -> str:
-        """Names of dead-letter queues."""
-        return f"{self.unacked}.dead"
 
 
 class RedisDriver:
