@@ -224,7 +224,11 @@ def test_what_is_no_message_is_set_aside_and_the_next_is_delivered(
     bench: Bench, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Kombu would lose it and end the worker; here it is kept, and one line says where."""
+    tags: list[Any] = [[1], None, "\ud800"]
     texts = [b"not json", b"\xff\xfe", b"[]", b'"text"', b"{}", b'{"properties": {}}', b""]
+    texts += [
+        json.dumps({"body": "", "properties": {"delivery_tag": tag}}).encode() for tag in tags
+    ]
     client.lpush("q", *texts)
     bench.publish("good")
     desk = bench.desk()

@@ -31,7 +31,6 @@ def test_a_worker_outlives_everything_that_is_no_task_of_its(
     client = redis_server.client(setup.database)
     worker = fleet.start(setup, LEASED)
     (tmp_path / "gate").touch()
-    # Messages that look half like a task end Celery itself, also without leases: not these.
     bodies: list[Any] = [[], {}, "text", [1, 2, 3], [[], {}, {}]]
     properties = {"delivery_tag": "t", "delivery_info": {"exchange": "", "routing_key": "celery"}}
     foreign = [
@@ -57,20 +56,33 @@ def test_a_worker_outlives_everything_that_is_no_task_of_its(
 
 
 @pytest.mark.compat
-def test_a_leased_task_with_a_body_that_is_none_does_not_end_the_worker(
+def test_a_malformed_message_of_a_leased_task_is_a_dead_letter_and_does_not_end_the_worker(
     redis_server: RedisServer, fleet: WorkerFleet, tmp_path: Path
 ) -> None:
-    """It is nobody's task, and the one behind it runs."""
+    """Whatever of it has another form than Celery expects; the task behind it runs."""
     setup = Setup(redis_server.fresh_url())
+    client = redis_server.client(setup.database)
     worker = fleet.start(setup, LEASED)
     (tmp_path / "gate").touch()
+    headers = {"task": TASK, "id": "bad", "lang": "py"}
+    body = [[], {}, {}]
+    malformed: list[tuple[Any, dict[str, Any]]] = [
+        ([], headers),
+        (None, headers),
+        (body, {**headers, "id": ["bad"]}),
+        (body, {"task": TASK}),
+        (body, {**headers, "timelimit": ["soon", "later"]}),
+        ({"task": TASK, "id": [], "args": [], "kwargs": {}}, {}),
+    ]
     with setup.app().connection_for_write() as connection:
-        connection.Producer().publish(
-            [], routing_key="celery", headers={"task": TASK, "id": "bad", "lang": "py"}
-        )
+        for text, head in malformed:
+            connection.Producer().publish(text, routing_key="celery", headers=head)
     setup.app().send_task(TASK, [str(tmp_path / "gate")], task_id="good")
     eventually(lambda: fleet.ledger.count("end", "good") or worker.returncode is not None)
     assert worker.returncode is None
+    assert client.llen("celery.dead") == len(malformed)
+    assert worker.log.count("message is no task's, moved to queue celery.dead") == len(malformed)
+    eventually(lambda: client.hlen("unacked") == 0, what="nothing is left unacknowledged")
 
 
 def _own_lines(log: str) -> str:

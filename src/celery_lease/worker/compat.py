@@ -1,4 +1,4 @@
-"""Every use of a Celery internal that the worker parts make, in one place; but :mod:`.stops`.
+"""Every use of a Celery internal that the worker parts make; but :mod:`.stops`, :mod:`.foreign`.
 
 Read in Celery 5.5.3 and 5.7.0; ``tests/unit/test_compat.py`` notices when one of them changes.
 """
@@ -60,8 +60,12 @@ def task_of(message: Any) -> tuple[str, str, Mapping[str, object]]:
             facts["task"], facts["id"]
         except Exception:  # noqa: BLE001  (decoding a foreign body may raise anything)
             return "", "", {}
-    options = headers.get("lease")
-    return facts["task"], facts.get("id", ""), options if isinstance(options, Mapping) else {}
+    name, options = facts["task"], headers.get("lease")
+    return (
+        name if isinstance(name, str) else "",
+        str(facts.get("id", "")),
+        options if isinstance(options, Mapping) else {},
+    )
 
 
 def mark_ready(request: Any) -> None:

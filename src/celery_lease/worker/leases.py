@@ -241,6 +241,18 @@ class Leases:
         answer = self.driver.bury(tag, queue)
         return self.driver.bury(tag, queue) if answer is Answer.UNKNOWN else answer
 
+    def bury_malformed(self, tag: str) -> str | None:
+        """Move a message that is no task's to a dead-letter queue; return its name, if it is there.
+
+        Where that was not answered, it comes back when its lease expires.
+        """
+        with self.lock:
+            held = self._held.get(tag)
+        if held is None or self.dead_letter_queue_of is None:
+            return None
+        queue = self.dead_letter_queue_of(held.lease.claim.queue)
+        return queue if self.bury(tag, queue) is Answer.HELD else None
+
     def knows(self, tag: str) -> bool:
         """Whether the lease has not left this worker yet."""
         return tag in self._held

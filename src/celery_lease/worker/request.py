@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from celery.exceptions import (
-    InvalidTaskError,
     TaskRevokedError,
     Terminated,
     TimeLimitExceeded,
@@ -42,16 +41,7 @@ class LeasedRequest(Request):
     is_void = False  #: ended without an outcome, because its lease was gone
 
     def __init__(self, message: Any, **options: Any) -> None:
-        """Read the message.
-
-        Raises:
-            InvalidTaskError: Its body is no task's; Celery drops it. Celery's own error would end
-                the worker, and the message, handed back in order, the next one.
-        """
-        try:
-            super().__init__(message, **options)
-        except (ValueError, TypeError) as exc:
-            raise InvalidTaskError(f"body of a leased task's message: {exc}") from exc
+        super().__init__(message, **options)
         self.lease = getattr(message, "lease", None)
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -81,6 +81,17 @@ class Pause:
         return ("BLPOP", bell, self.seconds)
 
 
+def check_tag(tag: object) -> None:
+    """Make sure that a publisher's delivery tag can be a name at the server.
+
+    Raises:
+        ValueError, TypeError: It cannot.
+    """
+    if isinstance(tag, bool) or not isinstance(tag, str | int):
+        raise TypeError(f"delivery tag {tag!r} is no text")
+    str(tag).encode()
+
+
 class Arrivals:
     """Feeds and watches one channel. Touched by the consuming thread only."""
 
@@ -200,10 +211,11 @@ class Arrivals:
             self._queue = None
 
     def _is_readable(self, text: bytes) -> bool:
-        """Whether kombu can make a message of *text* and keep a record of it."""
+        """Whether kombu can make a message of *text*, and the server keep a record of it."""
         try:
             message = self._channel.Message(loads(bytes_to_str(text)), channel=self._channel)
             message.delivery_info["exchange"], message.delivery_info["routing_key"]
+            check_tag(message.delivery_tag)
         except Exception:  # noqa: BLE001  (a foreign text may break kombu anywhere)
             return False
         return True

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps
 
-from celery_lease.brokers.redis.arrivals import Arrivals
+from celery_lease.brokers.redis.arrivals import Arrivals, check_tag
 from celery_lease.brokers.redis.attempt import Attempt
 from celery_lease.brokers.redis.refusals import will_pass
 from celery_lease.brokers.settling import SettlingQoS
@@ -59,7 +59,9 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
         Raises:
             queue.Empty: The record was not confirmed. The message is on its way back to its queue
                 and nobody here will see it.
+            ValueError, TypeError: Its delivery tag is none.
         """
+        check_tag(delivery_tag)
         terms = self.holder.terms(message)
         if terms is None:
             self._append_plain(message, delivery_tag)
