@@ -288,7 +288,7 @@ def test_panels_do_not_overlap() -> None:
 def test_a_trace_without_a_worker_or_a_broker_says_so(setup: Setup, tmp_path: Path) -> None:
     """In one line, with the exit code for what is not there."""
     code, text = trace_of(setup, tmp_path)
-    assert (code, text.partition(".")[0]) == (69, "no worker replied within 1 s")
+    assert (code, text.partition(".")[0]) == (69, "no worker with leases replied within 1 s")
     code, text = trace_of(Setup(f"redis://127.0.0.1:{free_port()}/0"), tmp_path)
     assert code == 69
     assert re.fullmatch(r"Error: broker redis://\S+ does not answer: .*", text)

@@ -211,4 +211,4 @@ def test_without_a_worker_there_is_nothing_to_record(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as caught:
         _Workers(Cluster())
     assert caught.value.code == 69
-    assert "no worker replied within 1 s" in capsys.readouterr().err
+    assert "no worker with leases replied within 1 s" in capsys.readouterr().err

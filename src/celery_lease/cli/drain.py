@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from celery_lease.cli.workers import DESTINATION, TIMEOUT, replies_to, tell_silent
+from celery_lease.cli.broker import reached
+from celery_lease.cli.workers import DESTINATION, TIMEOUT, asker, tell_silent
 
 
 @click.command()
@@ -20,7 +21,9 @@ def drain(ctx: click.Context, resume: bool, destination: list[str], timeout: flo
     is: celery inspect lease_state. Ends with 1 if a worker did not reply, or refused.
     """
     command = "lease_resume" if resume else "lease_drain"
-    replies = replies_to(ctx.obj.app, command, destination, timeout=timeout)
+    app = ctx.obj.app
+    with reached(app.connection_for_write()) as connection:
+        replies = asker(app, connection)(command, destination, timeout, {})
     for name, reply in sorted(replies.items()):
         click.echo(f"{name}: {reply.get('ok') or reply.get('error')}")
     silent = tell_silent(destination, replies, timeout)

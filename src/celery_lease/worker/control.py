@@ -16,6 +16,9 @@ from celery_lease.worker.about import about
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+#: Arguments of Celery's ``stats`` by which those ask who only want to know which workers have
+#: leases; a worker whose main loop is away answers these too.
+WHO = {"leases": True}
 NO_LEASES = {"error": "this worker has no leased tasks, or lease_enabled is off"}
 
 

@@ -21,8 +21,11 @@ import kombu
 from kombu.pidbox import Node
 
 from celery_lease.worker import compat, control
+from celery_lease.worker.about import versions
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from celery.worker.consumer import Consumer
 
     from celery_lease.worker.leases import Leases
@@ -30,8 +33,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+
+def _stats(_state: Any, **_: Any) -> dict[str, Any]:
+    return {"lease": {"version": versions()["celery-lease"]}}
+
+
 #: What can be answered beside the main loop.
-HANDLERS = {each.__name__: each for each in (control.leases, control.lease_cancel)}
+HANDLERS = {"leases": control.leases, "lease_cancel": control.lease_cancel, "stats": _stats}
 #: Seconds between two looks whether it is wanted, longest wait for a command, and rest after a
 #: failure.
 LOOK_INTERVAL, PATIENCE, REST = 0.5, 0.3, 5.0
@@ -122,8 +130,14 @@ class StandIn:
         )
 
         def hear(body: Any, message: Any) -> None:
-            if body.get("method") in HANDLERS:
+            if _is_wanted(body):
                 self._heard.append((self._leases.clock.now(), body, message))
 
         self._listener = node.listen(callback=hear)
         self._node = node
+
+
+def _is_wanted(body: Mapping[str, Any]) -> bool:
+    """Whether a command can be answered here; Celery's own answer is better to whoever asks it."""
+    method = body.get("method")
+    return method in HANDLERS and (method != "stats" or body.get("arguments") == control.WHO)

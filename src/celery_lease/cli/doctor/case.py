@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_lease import settings
+from celery_lease.cli.workers import WITHOUT_REMOTE_CONTROL
 from celery_lease.task import LeasedTask, lease_options
 
 if TYPE_CHECKING:
@@ -16,11 +17,6 @@ if TYPE_CHECKING:
     from celery_lease.cli.doctor.offset import Offset
     from celery_lease.cli.doctor.survey import WorkerAnswer
     from celery_lease.core.policy import LeasePolicy
-
-
-#: On SQS kombu has no broadcasts, and a try leaves a queue; on pgmq the name of its reply queue is
-#: longer than pgmq allows (kombu 5.7.0, pgmq 1.13).
-WITHOUT_REMOTE_CONTROL = frozenset({"sqs", "pgmq"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +34,8 @@ class Case:
     @property
     def can_ask(self) -> bool:
         """Whether workers can be asked."""
-        without = self.driver_type in WITHOUT_REMOTE_CONTROL
-        return not without and bool(self.app.conf.worker_enable_remote_control)
+        wanted = bool(self.app.conf.worker_enable_remote_control)
+        return wanted and self.driver_type not in WITHOUT_REMOTE_CONTROL
 
     @property
     def queues(self) -> list[str]:

@@ -1,0 +1,84 @@
+"""Whom a command of leases is sent to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_lease.cli.workers import CannotAsk, asker
+from celery_lease.worker.control import WHO
+
+LEASED, PLAIN = {"lease": {"version": "1"}, "pid": 7}, {"pid": 8}
+
+
+class Control:
+    """Workers that all reply, and what they were sent."""
+
+    def __init__(self, **stats: dict[str, Any]) -> None:
+        self.stats = stats
+        self.sent: list[tuple[str, list[str] | None, int | None]] = []
+
+    def broadcast(
+        self, command: str, *, destination: list[str] | None, limit: int | None, **options: Any
+    ) -> list[dict[str, Any]]:
+        """Send, as Celery does."""
+        assert command != "stats" or options["arguments"] == WHO
+        self.sent.append((command, destination, limit))
+        return [
+            {name: each if command == "stats" else []}
+            for name, each in self.stats.items()
+            if destination is None or name in destination
+        ]
+
+
+def ask(control: Control, command: str, *names: str, transport: str = "redis") -> dict[str, Any]:
+    """Ask workers by a command."""
+    connection = SimpleNamespace(
+        transport=SimpleNamespace(driver_type=transport),
+        supports_exchange_type=lambda _: transport != "nats",
+    )
+    app: Any = SimpleNamespace(control=control)
+    return asker(app, connection)(command, names, 1.0, {})
+
+
+def test_a_worker_that_does_not_know_leases_is_not_asked_for_them() -> None:
+    """It would write a traceback to its log."""
+    control = Control(a=LEASED, b=PLAIN)
+    assert ask(control, "leases") == {"a": []}
+    assert control.sent == [("stats", None, None), ("leases", ["a"], 1)]
+
+
+def test_where_all_know_leases_a_silent_one_hears_of_it_too() -> None:
+    """And nobody waits for it."""
+    control = Control(a=LEASED, b=LEASED)
+    assert ask(control, "lease_cancel") == {"a": [], "b": []}
+    assert control.sent[-1] == ("lease_cancel", None, 2)
+
+
+def test_workers_without_leases_are_no_reply() -> None:
+    """However many there are."""
+    control = Control(a=PLAIN)
+    assert ask(control, "lease_drain") == {}
+    assert control.sent == [("stats", None, None)]
+
+
+@pytest.mark.parametrize(("command", "names"), [("leases", ["b"]), ("enable_events", [])])
+def test_celerys_own_commands_and_named_workers_are_asked_at_once(
+    command: str, names: list[str]
+) -> None:
+    """The first ones everybody knows, of the others the asker does."""
+    control = Control(a=LEASED, b=PLAIN)
+    ask(control, command, *names)
+    assert control.sent == [(command, names or None, len(names) or None)]
+
+
+@pytest.mark.parametrize("transport", ["pgmq", "sqs", "nats"])
+def test_a_broker_without_remote_control_is_told_before_anything_is_sent(transport: str) -> None:
+    """A try would leave a queue there, or end in a traceback."""
+    control = Control(a=LEASED)
+    with pytest.raises(CannotAsk, match=f"workers on {transport} cannot be asked") as caught:
+        ask(control, "leases", transport=transport)
+    assert caught.value.exit_code == 69
+    assert control.sent == []
