@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from celery_lease.cli.results import Result
 from celery_lease.cli.story import Facts, tell
 from celery_lease.core.dead import DeadLetter
 from celery_lease.core.records import Recorded, Waiting
@@ -70,7 +71,7 @@ def story(**facts: Any) -> str:
         "broker": "redis",
         "records": True,
         "reaps": True,
-        "result": "PENDING",
+        "result": Result(state="PENDING"),
         "dead_letter_queue": "{queue}.dead",
     }
     return "\n".join(tell(Facts(task_id="x", **{**redis, **facts}), NOW))
@@ -160,19 +161,40 @@ def test_a_dead_letter_is_told_with_the_way_back() -> None:
 
 
 def test_a_task_that_is_over_is_told_by_its_result() -> None:
-    """What a backend says, or that it says nothing."""
-    assert story(result="SUCCESS") == "It is over: its result is SUCCESS."
-    assert "in the result backend is RETRY" in story(result="RETRY")
+    """What a backend says and since when, or that it says nothing."""
+    over = Result(state="SUCCESS", done_at=NOW)
+    assert story(result=over) == "It is over since 2030-01-01 00:01:40 UTC: its result is SUCCESS."
+    failed = Result(state="FAILURE", error="ValueError: no film", worker="w1@h")
+    told = story(result=failed, broker="amqp", records=False, askable=False)
+    assert told == "It is over: its result is FAILURE, ValueError: no film, run by w1@h."
+    assert "in the result backend is RETRY" in story(result=Result(state="RETRY"))
     assert "result backend says nothing" in story(result=None, held=[row()])
 
 
 def test_a_task_that_nobody_knows_is_told_as_such() -> None:
-    """Who was asked, and what that may mean; on a broker that cannot be asked, that too."""
+    """Who was asked, and what that may mean."""
     told = story()
-    assert "Nobody knows x: not the 1 workers that replied, the broker, or the result" in told
+    assert "Nobody knows x: not the 1 workers that replied, the broker or the result" in told
     assert not Facts(task_id="x", replied=1).is_known
-    told = story(broker="sqs", records=False, replied=0)
-    assert "On sqs only workers can be asked" in told
+
+
+@pytest.mark.parametrize(
+    ("broker", "askable", "words"),
+    [
+        ("amqp", True, ["not the 2 workers that replied or the result", "rabbitmqctl list_queues"]),
+        ("sqs", False, ["not the dead-letter queues or the", "sqs cannot be asked", "NotVisible"]),
+        ("pgmq", False, ["pgmq cannot be asked", "pgmq.q_QUEUE WHERE", "->>'id' = 'x'"]),
+    ],
+)
+def test_what_a_broker_cannot_tell_is_told_with_where_to_look(
+    broker: str, askable: bool, words: list[str]
+) -> None:
+    """Without a record of its own, and where even workers cannot be asked."""
+    facts = {"broker": broker, "records": False, "askable": askable, "searched": not askable}
+    told = story(replied=2, **facts)
+    assert not [each for each in words if each not in told], told
+    assert "cannot be asked" not in told or not askable
+    assert "Why earlier deliveries ended is in the workers' logs." in told
 
 
 def test_a_broker_with_a_rule_of_its_own_is_not_spoken_for() -> None:

@@ -10,9 +10,9 @@ from celery_lease import brokers, settings
 from celery_lease.cli import rows
 from celery_lease.cli.broker import reached
 from celery_lease.cli.dead import likely
-from celery_lease.cli.results import state_of
+from celery_lease.cli.results import result_of
 from celery_lease.cli.story import Facts, tell
-from celery_lease.cli.workers import TIMEOUT, asker
+from celery_lease.cli.workers import TIMEOUT, asker, is_askable
 from celery_lease.core.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def explain(ctx: click.Context, task_id: str, queues: tuple[str, ...], timeout: 
     facts = Facts(task_id=task_id, **_of_app(app), **_from_workers(app, task_id, timeout))
     with reached(app.connection_for_read()) as connection:
         told = _from_broker(app, connection, task_id, queues)
-    told["result"] = state_of(app, task_id)
+    told["result"] = result_of(app, task_id)
     facts = _with(facts, told)
     for line in tell(facts, SystemClock().wall().timestamp()):
         click.echo(line)
@@ -71,8 +71,8 @@ def _of_app(app: Celery) -> dict[str, Any]:
 
 def _from_workers(app: Celery, task_id: str, timeout: float) -> dict[str, Any]:
     with reached(app.connection_for_write()) as connection:
-        if not connection.supports_exchange_type("fanout"):
-            return {"replied": 0}
+        if not is_askable(connection):
+            return {"replied": 0, "askable": False}
         ask = asker(app, connection)
         replies = ask("leases", [], timeout, {"task_id": [task_id]})
         held = rows.listed(replies)
@@ -103,7 +103,7 @@ def _from_broker(
         if not able.buries:
             told["dead_letter_queue"] = ""
         else:
-            told["dead"] = _dead(app, driver, task_id)
+            told |= {"searched": True, "dead": _dead(app, driver, task_id)}
         if able.records:
             names = [*dict.fromkeys([*app.amqp.queues, *queues])]
             told |= _on_record(driver, task_id, names)

@@ -15,9 +15,28 @@ from celery_lease.cli.rows import amount, span
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from celery_lease.cli.results import Result
     from celery_lease.cli.rows import Row
     from celery_lease.core.dead import DeadLetter
     from celery_lease.core.records import Recorded, Waiting
+
+
+#: What brokers without a record of leases do not tell, and where to look instead.
+UNTOLD = {
+    "amqp": (
+        "RabbitMQ does not tell which messages wait in a queue, or which worker has one that does "
+        "not reply; how many there are: rabbitmqctl list_queues name messages_ready "
+        "messages_unacknowledged"
+    ),
+    "sqs": (
+        "SQS does not tell which messages wait in a queue, or who received one; how many there "
+        "are: ApproximateNumberOfMessages and ApproximateNumberOfMessagesNotVisible of the queue"
+    ),
+    "pgmq": (
+        "How often it was delivered, and until when it is hidden, for each queue: SELECT read_ct, "
+        "vt FROM pgmq.q_QUEUE WHERE message->'headers'->>'id' = '{id}'"
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +45,15 @@ class Facts:
 
     task_id: str
     replied: int  #: workers that were heard
+    askable: bool = True  #: workers can be asked on this broker
     held: Sequence[Row] = ()  #: what they hold of the task
     eta: str | None = None  #: until when a worker keeps it waiting
     recorded: Sequence[Recorded] = ()  #: the broker's own record of its leases
     losses: Sequence[Mapping[str, Any]] = ()  #: deliveries that were lost
     waiting: Waiting | None = None
     dead: Sequence[DeadLetter] = ()
-    result: str | None = None  #: its state in the result backend; None: no answer from there
+    searched: bool = False  #: its dead-letter queues were looked into
+    result: Result | None = None  #: what the result backend has; None: no answer from there
     broker: str = ""  #: its transport
     records: bool = False  #: the broker can be asked without a worker
     reaps: bool = False  #: a worker's reaper returns what expired, not the broker
@@ -44,7 +65,7 @@ class Facts:
     def is_known(self) -> bool:
         """Whether anybody knows the task."""
         found = (self.held, self.recorded, self.waiting, self.dead)
-        return any(found) or self.result not in (None, "PENDING")
+        return any(found) or (self.result is not None and self.result.state != "PENDING")
 
 
 def tell(facts: Facts, now: float) -> Iterator[str]:
@@ -211,31 +232,58 @@ def _waiting(facts: Facts, waiting: Waiting) -> Iterator[str]:
         f"{_named(waiting.task, facts)} waits in queue {waiting.queue}, {waiting.ahead} before it, "
         f"delivered {waiting.deliveries} times so far, lost {waiting.losses} times."
     )
-    yield "Next: a worker of that queue takes it" + (
-        "; but no worker replied." if not facts.replied else "."
-    )
+    silent = facts.askable and not facts.replied
+    yield f"Next: a worker of that queue takes it{'; but no worker replied' if silent else ''}."
 
 
 def _result(facts: Facts) -> Iterator[str]:
-    if facts.result is None:
+    kept = facts.result
+    if kept is None:
         yield "The result backend says nothing: there is none, or it does not answer."
-    elif is_final(facts.result):
-        yield f"It is over: its result is {facts.result}."
-    elif facts.result != "PENDING":
-        yield f"Its state in the result backend is {facts.result}."
+    elif is_final(kept.state):
+        yield _over(kept)
+    elif kept.state != "PENDING":
+        yield f"Its state in the result backend is {kept.state}."
     if not facts.is_known:
         yield (
-            f"Nobody knows {facts.task_id}: not the {facts.replied} workers that replied"
-            + (", the broker" if facts.records else "")
-            + (", or the result backend" if facts.result else "")
-            + ". It was never sent, its result is no longer kept, or it is with another broker or "
-            "in a queue that this app does not know (task_queues)."
+            f"Nobody knows {facts.task_id}: not {_asked(facts)}. It was never sent, its result is "
+            "no longer kept, or it is with another broker or in a queue that this app does not "
+            "know (task_queues)."
+        )
+    yield from _untold(facts)
+
+
+def _over(kept: Result) -> str:
+    at = f" since {when(kept.done_at)}" if kept.done_at is not None else ""
+    by = f", run by {kept.worker}" if kept.worker else ""
+    error = f", {kept.error}" if kept.error else ""
+    return f"It is over{at}: its result is {kept.state}{error}{by}."
+
+
+def _asked(facts: Facts) -> str:
+    """Return who was asked and did not know the task."""
+    asked = [
+        f"the {facts.replied} workers that replied" if facts.askable else "",
+        "the broker" if facts.records else "the dead-letter queues" if facts.searched else "",
+        "the result backend" if facts.result else "",
+    ]
+    asked = [each for each in asked if each]
+    return " or ".join(filter(None, [", ".join(asked[:-1]), *asked[-1:]]))
+
+
+def _untold(facts: Facts) -> Iterator[str]:
+    """Say what nobody could be asked for, of a task that may not be over."""
+    if facts.result and is_final(facts.result.state):
+        return
+    if not facts.askable:
+        yield (
+            f"Workers on {facts.broker} cannot be asked: who holds a task, its last beat and its "
+            "progress are in their logs and metrics."
         )
     if not facts.records:
-        yield (
-            f"On {facts.broker or 'this broker'} only workers can be asked: what waits in a queue, "
-            "who holds what without replying, and why earlier deliveries ended cannot be told."
-        )
+        unknown = f"{facts.broker or 'This broker'} does not tell what waits, or who holds it."
+        yield UNTOLD.get(facts.broker, unknown).format(id=facts.task_id)
+        yield "Why earlier deliveries ended is in the workers' logs."
 
 
 def _named(task: str, facts: Facts) -> str:
