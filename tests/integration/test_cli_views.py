@@ -1,4 +1,4 @@
-"""``celery lease status``, and what else looks at workers: a dead broker, none, 1,000 leases."""
+"""``celery lease ...`` at a worker with 1,000 leases."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -13,27 +14,27 @@ import sys
 import termios
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from celery_lease.cli import broker
-from celery_lease.core.delivery import Terms
-from harness.lease_desk import Bench
+from celery_lease.cli.drawing import MOST_BARS
 from harness.setup import Setup
 from harness.shell import Shell
-from harness.waiting import eventually
+from harness.waiting import eventually, free_port
 from harness.workers import TESTS, Worker, WorkerFleet, WorkerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    import redis
 
     from harness.brokers import RedisServer
 
 MODULE = "harness.app_views"
 MANY = 1000
-DEAD = "redis://127.0.0.1:1/0"
 
 
 @dataclass
@@ -43,8 +44,14 @@ class Crowd:
     setup: Setup
     worker: Worker
     shell: Shell
+    redis: redis.Redis
     running: str
     waiting: list[str]
+
+    @property
+    def held(self) -> int:
+        """How many leases the broker has on record."""
+        return int(self.redis.zcard("unacked.leases"))
 
     def started(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Start a ``celery -A ...`` command, as from a shell with a pipe behind."""
@@ -116,7 +123,10 @@ def crowd(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """The worker of all tests of this module that need one."""
     url = valkey.fresh_url()
     setup = Setup(url, backend=url).having(
-        lease_extension=60, worker_prefetch_multiplier=MANY, lease_shutdown_timeout=1
+        lease_extension=60,
+        worker_prefetch_multiplier=MANY,
+        lease_shutdown_timeout=1,
+        lease_health_port=free_port(),
     )
     fleet = WorkerFleet(tmp_path_factory.mktemp("crowd"))
     app = setup.app()
@@ -127,21 +137,11 @@ def crowd(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
             for _ in range(MANY - 1)
         ]
     worker = fleet.start(setup, WorkerOptions(module=MODULE))
-    redis = valkey.client(setup.database)
-    eventually(lambda: redis.zcard("unacked.leases") == MANY, 30)
+    client = valkey.client(setup.database)
+    eventually(lambda: client.zcard("unacked.leases") == MANY, 30)
     fleet.ledger.wait("start", running)
-    yield Crowd(setup, worker, Shell(app), running, waiting)
+    yield Crowd(setup, worker, Shell(app), client, running, waiting)
     fleet.close()
-
-
-@pytest.fixture
-def nobody(setup: Setup) -> Iterator[Shell]:
-    """A shell on a broker without a worker."""
-    with setup.app() as app:
-        yield Shell(app)
-
-
-# A thousand leases.
 
 
 def test_status_shows_what_a_worker_holds(crowd: Crowd) -> None:
@@ -239,18 +239,18 @@ def test_top_in_a_pipe_prints_snapshots_until_the_reader_leaves(crowd: Crowd) ->
 
 def test_a_task_is_explained_by_whoever_knows_it(crowd: Crowd) -> None:
     """It runs, or waits behind it; the workers, the broker and the backend are asked."""
-    told = crowd.shell("explain", crowd.running, "-t", "5")
+    told = crowd.shell("explain", crowd.running, "-t", "2")
     assert f"views.work[{crowd.running}] runs on {crowd.worker.hostname}, process " in told
     assert "working" in told
     assert "unless it beats" in told
-    told = crowd.shell("explain", crowd.waiting[9], "-t", "5")
+    told = crowd.shell("explain", crowd.waiting[9], "-t", "2")
     assert f"waits at {crowd.worker.hostname} since" in told
 
 
 def test_one_of_many_is_cancelled_by_its_id(crowd: Crowd) -> None:
     """A waiting one is gone at once; the others stay."""
     one, other = crowd.waiting[3], crowd.waiting[4]
-    said = crowd.shell("cancel", one, "-t", "5")
+    said = crowd.shell("cancel", one, "-t", "2")
     assert said.strip() == (
         f"views.work[{one}] on {crowd.worker.hostname}: it waited there, and is revoked"
     )
@@ -260,88 +260,47 @@ def test_one_of_many_is_cancelled_by_its_id(crowd: Crowd) -> None:
     del crowd.waiting[3]
 
 
-# Nobody there.
+def test_what_is_sound_is_told_to_be(crowd: Crowd) -> None:
+    """By the doctor and the worker's health; nothing is overdue, and nothing dead."""
+    told = crowd.shell("doctor", "--timeout", "2")
+    assert f"1 workers answered: {crowd.worker.hostname}" in told
+    port = str(crowd.setup.conf["lease_health_port"])
+    assert crowd.shell("health", "--port", port).startswith("ready: ")
+    assert crowd.shell("reap", "--dry-run") == "would return 0 messages\n"
+    assert crowd.shell("reap") == "returned 0 messages\n"
+    assert crowd.shell("dead", "list") == ""
 
 
-@pytest.mark.parametrize(
-    "command", [["status"], ["cancel", "x"], ["top"], ["explain", "x"]], ids=" ".join
-)
-def test_a_broker_that_is_away_is_told_in_one_line(nobody: Shell, command: list[str]) -> None:
-    """Which broker, why, what to check; no traceback, and not zero."""
-    nobody.app.conf.broker_url = DEAD
-    done = nobody.result(*command)
-    assert done.exit_code == 69
-    (line,) = done.output.splitlines()
-    assert line.startswith("Error: broker redis://")
-    assert "127.0.0.1:1/0 does not answer: " in line
-    assert "Connection refused. Is it running, and is broker_url right?" in line
-
-
-def test_a_broker_that_is_silent_is_away_too(
-    own_valkey: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It took the connection and says nothing; nobody waits for ever."""
-    monkeypatch.setattr(broker, "PATIENCE", 0.5)
-    with Setup(own_valkey.url()).app() as app:
-        own_valkey.stop()
-        try:
-            assert "does not answer" in Shell(app).fails("status")
-        finally:
-            own_valkey.cont()
-
-
-def test_no_worker_is_told_with_what_to_check(nobody: Shell) -> None:
-    """And that it is not the broker."""
-    done = nobody.result("status", "-t", "0.3")
-    assert done.exit_code == 69
-    assert "no worker replied within 0.3 s. Is one running on this broker" in done.stderr
-    assert nobody.result("cancel", "x", "-t", "0.3").exit_code == 69
-    assert nobody.result("top", "--once", "-i", "0.3").exit_code == 69
-    done = nobody.result("status", "-t", "0.3", "-d", "w1@h,w2@h")
-    assert done.stderr.splitlines() == [f"w{n}@h: no reply within 0.3 s" for n in (1, 2)]
-
-
-def test_without_workers_the_brokers_own_record_is_shown(setup: Setup, nobody: Shell) -> None:
-    """Who took what, and how long that lasts; also in JSON."""
-    bench = Bench(setup.broker)
-    bench.publish([["t1"], {}, {}], headers={"id": "t1", "task": "proj.work"})
-    bench.desk(seconds=90).receive()
-    done = nobody.result("status", "-t", "0.3")
-    assert done.exit_code == 69
-    assert "1 leases on the broker's record" in done.stdout
-    said = json.loads(nobody.result("status", "--json", "-t", "0.3").stdout)
-    (row,) = said["leases"]
-    assert (said["source"], said["workers"], row["state"]) == ("broker", [], "held")
-    assert 60 < row["remaining"] <= 90
-    bench.close()
-
-
-@pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning")  # Celery's backend
-def test_a_task_is_explained_without_any_worker(setup: Setup, nobody: Shell) -> None:
-    """On Redis: held by a silent one, expired, waiting again, dead, over, unknown."""
-    bench, queue = Bench(setup.broker), "celery"
-    for each in ("t1", "t2"):
-        bench.publish([[each], {}, {}], queue=queue, headers={"id": each, "task": "proj.work"})
-    with bench.desk(queue) as desk:
-        desk.holder.terms = lambda message: Terms(
-            seconds=90, about={**message.headers, "worker": "w9@h:1:ab"}
+def test_a_group_joins_and_leaves_without_touching_the_leases(crowd: Crowd) -> None:
+    """It is one more worker to who looks, and takes nothing along."""
+    held = crowd.held
+    other = replace(crowd, setup=crowd.setup.having(lease_health_port=None))
+    with other.started("lease", "group", "-w", "a=-Q other -c 1") as group:
+        eventually(
+            lambda: f"{held} leases, 2 workers" in crowd.shell("status", "-t", "1"),
+            30,
+            every=0.1,
         )
-        held, other = desk.receive(2)
-        desk.stop()
+        group.send_signal(signal.SIGTERM)
+        assert group.wait(20) == 0
+    assert crowd.held == held
 
-        def told(task_id: str) -> str:
-            return nobody("explain", task_id, "-t", "0.2")
 
-        assert "proj.work[t1] is held by w9@h:1:ab, which did not reply" in told("t1")
-        desk.extend(held, 0.01)
-        eventually(lambda: "and its lease expired " in told("t1"))
-        nobody("reap")
-        waiting = told("t1")
-        assert "Deliveries that were lost, of the last week: 1\n  delivery 1 to" in waiting
-        assert "waits in queue celery, 0 before it, delivered 1 times so far, lost 1" in waiting
-        desk.driver.bury(other.claim.tag, "celery.dead")
-        assert "proj.work[t2] is a dead letter in queue celery.dead" in told("t2")
-    nobody.app.backend.store_result("t3", 1, "SUCCESS")
-    assert told("t3") == "It is over: its result is SUCCESS.\n"
-    assert "Nobody knows t4: not the 0 workers" in nobody.fails("explain", "t4", "-t", "0.2")
-    bench.close()
+def test_a_trace_of_a_drain_shows_its_most_bars_and_counts_the_rest(
+    crowd: Crowd, tmp_path: Path
+) -> None:
+    """All waiting messages go back at once and come again; what runs is kept."""
+    count, picture = crowd.held, tmp_path / "trace.svg"
+    with crowd.started("lease", "trace", "-s", "60", "-o", str(picture)) as trace:
+        assert trace.stderr
+        assert "recording, 1 workers replied" in trace.stderr.readline()
+        assert crowd.shell("drain", "-t", "2") == f"{crowd.worker.hostname}: draining\n"
+        eventually(lambda: crowd.held == 1, 20, what="all that wait are handed back")
+        crowd.shell("drain", "--resume", "-t", "2")
+        eventually(lambda: crowd.held == count, 30, what="all are taken again")
+        trace.send_signal(signal.SIGINT)
+        out, err = trace.communicate(timeout=30)
+    assert (trace.returncode, err) == (0, "")
+    assert out.count("handed back, token") + out.count("held, token") == MOST_BARS
+    assert re.search(r"^and \d+ more$", out, re.MULTILINE)
+    assert picture.read_text().count(f">{crowd.worker.hostname}</text>") == MOST_BARS

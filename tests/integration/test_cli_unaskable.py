@@ -1,0 +1,60 @@
+"""``celery lease ...`` on the brokers where Celery has no remote control: real ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness.lease_desk import Bench
+from harness.places import place_of
+from harness.shell import Shell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module", params=["pgmq", "sqs"])
+def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
+    """A shell on such a broker, with a queue that has one dead letter and one message."""
+    place = place_of(request.param, request)
+    options = place.setup.conf["broker_transport_options"]
+    bench = Bench(place.setup.broker, options)
+    with place.app() as app:
+        app.send_task("proj.work", task_id="t2")
+        with bench.desk(place.queue) as desk:
+            (message,) = desk.receive()
+            desk.driver.bury(message.claim.tag, f"{place.queue}.dead")
+        app.send_task("proj.work", task_id="t1")
+        yield Shell(app)
+    bench.close()
+
+
+@pytest.mark.parametrize(
+    "command", ["status", "top", "top --once", "cancel t1", "drain", "drain -d w1@h", "trace"]
+)
+def test_what_needs_workers_says_so_in_one_line(shell: Shell, command: str) -> None:
+    """What cannot be done, why, and where to look instead; nobody waits for a reply."""
+    done = shell.result(*command.split())
+    assert done.exit_code == 69
+    (line,) = done.output.splitlines()
+    assert line.startswith("Error: workers on ")
+    assert "cannot be asked or told anything: " in line
+    assert "see celery lease explain TASK_ID" in line
+
+
+def test_a_task_is_explained_as_far_as_it_can_be(shell: Shell) -> None:
+    """By the dead-letter queues, with where to look for the rest."""
+    told = shell.fails("explain", "t1")
+    assert "Nobody knows t1: not the dead-letter queues. It was" in told
+    assert "cannot be asked: who holds a task, its last beat and its progress are in" in told
+    told = shell("explain", "t2")
+    assert "proj.work[t2] is a dead letter in queue " in told
+    assert "celery lease dead retry t2" in told
+
+
+def test_what_needs_no_workers_is_done(shell: Shell) -> None:
+    """The doctor's checks of all else, and the dead letters."""
+    assert "workers cannot be asked: there is no remote control here" in shell("doctor")
+    assert "proj.work[t2]" in shell("dead", "list")
+    assert "does this by itself" in shell.fails("reap")
