@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import pytest
 from harness.draining import Drained, by_remote_control
 from harness.gate import Gate
 from harness.rabbitmq import QUORUM, with_queue
+from harness.waiting import eventually
 from harness.workers import WorkerOptions
 
 if TYPE_CHECKING:
@@ -121,3 +123,37 @@ def test_a_lease_ends_before_the_consumer_timeout(
     assert ledger.count("start", fine.id) == 1
     assert f"leases of queue {queue} end after 6 s" in worker.log
     assert "PRECONDITION_FAILED" not in worker.log
+
+
+def test_a_cold_shutdown_s_handler_does_not_talk_to_the_broker(
+    rabbitmq: RabbitServer, fleet: WorkerFleet, ledger: Ledger
+) -> None:
+    """Celery's does, and is answered with messages, which solo runs inside of it, or not at all, as
+    eventlet's hub cannot wait: all go back at once, and nothing frightens whoever reads the log.
+    """
+    setups = {pool: rabbitmq.setup(f"cold-{pool}") for pool in ("solo", "gevent", "eventlet")}
+    workers = {
+        pool: fleet.launch(
+            setup, WorkerOptions(module="harness.app_shutdown", pool=pool, queues=f"cold-{pool}")
+        )
+        for pool, setup in setups.items()
+    }
+
+    def send(seconds: float) -> None:
+        for setup in setups.values():
+            with_queue(setup.app()).send_task("shutdown.beats", (seconds,))
+
+    def ready() -> list[int]:
+        return [rabbitmq.ready(f"cold-{pool}") for pool in setups]
+
+    send(30)
+    ledger.wait("start", count=3, within=30)
+    send(0)
+    eventually(lambda: ready() == [0, 0, 0], 10)
+    for worker in workers.values():
+        worker.send(signal.SIGQUIT)
+    eventually(lambda: ready() == [2, 2, 2], 4)
+    for worker in workers.values():
+        assert worker.wait(20) in (0, 1)
+        assert "Traceback" not in worker.log
+    assert ledger.count("start") == 3

@@ -176,6 +176,14 @@ def test_a_job_that_ends_while_its_pool_forgets_is_not_remembered() -> None:
     assert processes.inner._cache == {}
 
 
+def test_a_pool_that_was_stopped_has_nothing_to_forget() -> None:
+    """A cold shutdown's handler stops it before the consumer closes."""
+    processes = Processes()
+    processes.pool._pool = None
+    processes.pool.flush()
+    assert processes.inner._cache == {}
+
+
 def test_other_pools_are_left_as_they_are() -> None:
     """They have no memory of their own."""
     for name in ("solo", "thread", "gevent"):

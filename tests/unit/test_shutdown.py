@@ -86,13 +86,13 @@ def bench() -> Iterator[Stopping]:
     bench.leases.close()
 
 
-def test_asking_does_nothing_but_set_a_flag(bench: Stopping) -> None:
+def test_asking_does_nothing_but_set_flags(bench: Stopping) -> None:
     """It may be called in a signal handler: no broker call, no board, until the keeper's pass."""
     held = bench.run()
     bench.receive("b")
     bench.shutdown.ask()
     assert bench.shutdown.asked
-    assert not bench.leases.door_closed
+    assert bench.leases.door_closed  # a solo worker may take a message before that pass
     assert bench.driver.calls == []
     assert bench.told(held) == 0
 

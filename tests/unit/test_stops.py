@@ -39,10 +39,10 @@ class Stage(Bench):
         consumer: Any = SimpleNamespace(
             app=SimpleNamespace(conf=SimpleNamespace(worker_soft_shutdown_timeout=soft)),
             pool=pool,
-            task_consumer=None,
+            task_consumer=type("Consumer", (), {"cancel": lambda _: note("ask the broker")})(),
         )
         (name,) = (each for each in stops.CANCEL if hasattr(Consumer, each))
-        setattr(consumer, name, lambda: note("cancel"))
+        setattr(consumer, name, self.cancel)
         self.worker: Any = SimpleNamespace(
             consumer=consumer, wait_for_soft_shutdown=lambda: note("Celery's wait")
         )
@@ -50,7 +50,14 @@ class Stage(Bench):
         self.pool, self.consumer = pool, consumer
         ender = Ender(lambda _, __: True, lambda: None, lambda: False, lambda: None)
         self.shutdown = Shutdown(self.leases, ender)
+        self.leases.hurry = self.shutdown.hurry
+        self.can_cancel = True
         stops.tame_cold_shutdown(consumer, self.leases, self.shutdown, self.shutdown.ask)
+
+    def cancel(self) -> None:
+        self.did.append("cancel")
+        if not self.can_cancel:
+            raise NotImplementedError
 
     def signal(self) -> None:
         """Do what Celery does when the signal comes."""
@@ -103,6 +110,31 @@ def test_a_pool_of_processes_is_stopped_as_ever(stage: Callable[..., Stage]) -> 
     worker = stage("prefork")
     worker.signal()
     assert worker.did == ["cancel", "stop"]
+
+
+@pytest.mark.parametrize("kind", list(POOLS))
+def test_the_broker_is_asked_nothing_in_the_handler(stage: Callable[..., Stage], kind: str) -> None:
+    """It may interrupt a question in the middle of its answer; outside of it all is as ever.
+
+    Also where Celery asks nothing there, before 5.7; and the door is closed by then.
+    """
+    worker = stage(kind)
+    worker.signal()
+    assert "ask the broker" not in worker.did
+    assert worker.leases.door_closed
+    worker.consumer.task_consumer.cancel()
+    assert worker.did.count("ask the broker") == 1
+
+
+def test_a_plain_task_in_a_thread_keeps_no_handler_from_its_end(
+    stage: Callable[..., Stage],
+) -> None:
+    """Nothing can cancel a thread, and Celery's attempt is an error; leased tasks are told."""
+    worker = stage("thread")
+    worker.can_cancel = False
+    worker.run()
+    worker.signal()
+    assert worker.pressed(0) != 0
 
 
 @pytest.mark.parametrize("kind", ["thread", "solo"])

@@ -63,6 +63,9 @@ def keep_running_jobs(consumer: Consumer) -> None:
         return
 
     def flush_what_waits() -> None:
+        if pool._pool is None:  # noqa: SLF001  (stopped by a cold shutdown's handler)
+            flush()
+            return
         jobs, busy = pool._pool._cache, pool._pool._busy_workers  # noqa: SLF001
         running, were_busy = [job for job in jobs.values() if job.accepted()], set(busy)
         flush()

@@ -58,10 +58,13 @@ class Shutdown:
     _hangs_since: float | None = None
 
     def ask(self) -> None:
-        """Begin at the keeper's next pass. Safe in a signal handler: no lock, no I/O."""
+        """Close the door, and begin at the keeper's next pass.
+
+        Safe in a signal handler: no lock, no I/O.
+        """
         if not self.asked:
             self._before = Counter(self.leases.endings)
-            self.asked = True
+            self.asked = self.leases.door_closed = True
 
     def hurry(self, seconds: float = 0.0) -> None:
         """Give no task more than *seconds* from now on. Safe in a signal handler."""
@@ -84,7 +87,7 @@ class Shutdown:
 
     def _begin(self) -> None:
         self._since = self.leases.clock.now()
-        self.leases.door_closed = True
+        self.leases.door_closed = True  # again: a drain may have ended just then
         self.leases.board.announce_shutdown()
 
     def _press(self, held: Held) -> None:

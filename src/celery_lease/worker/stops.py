@@ -137,6 +137,7 @@ class _Cold:
         plain = compat.runs_plain_tasks()
         self._begin()
         self._in_handler = True
+        self._spare_the_line()
         if timeout <= 0:
             return
         idle = not len(self._leases) and not state.active_requests
@@ -150,6 +151,25 @@ class _Cold:
             self._soft = True
             self._shutdown.hurry(timeout)
 
+    def _spare_the_line(self) -> None:
+        """Let the handler not cancel the consumer, as it does next: that asks the broker.
+
+        On the connection that it may have interrupted in the middle of an answer; and while it
+        waits for its own, messages come and are run inside of it (solo), or the hub of all
+        greenlets would have to wait (eventlet). The door is closed, so nothing is lost by that.
+        """
+        consumer = self._consumer.task_consumer
+        if consumer is None:
+            return
+        cancel = consumer.cancel
+
+        def cancel_outside() -> None:
+            del consumer.cancel
+            if not compat.in_signal_handler():
+                cancel()
+
+        consumer.cancel = cancel_outside
+
     def _wait_for_leases(self, timeout: float) -> None:
         clock = self._leases.clock
         ends = clock.now() + timeout
@@ -160,7 +180,15 @@ class _Cold:
                 rest.wait(LOOK)
 
     def cancel_requests(self) -> None:
-        if not self._soft:
+        if self._soft:
+            return
+        if self._kind != "thread":
+            self._cancel()
+            return
+        # At the first plain task Celery's attempt ends, and would end the handler: no thread can be
+        # cancelled. The leased ones shall know all the same.
+        self._leases.hurry()
+        with suppress(NotImplementedError):
             self._cancel()
 
     def stop_pool(self) -> None:
