@@ -237,6 +237,22 @@ def test_what_is_no_message_is_set_aside_and_the_next_is_delivered(
     assert caplog.text.count("moved to 'q.malformed'") == len(texts)
 
 
+def test_a_key_that_is_no_list_is_told_once_and_keeps_no_other_queue_from_its_messages(
+    bench: Bench, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kombu's error for it ends the worker; once the key is gone, messages come again."""
+    desk = bench.desk()
+    assert desk.receives_nothing(during=0.1)
+    bench.publish("first", "second", priority=9)
+    client.set(f"q{SEP}3", "no list")
+    assert bodies(desk.receive(2)) == ["first", "second"]
+    assert desk.receives_nothing(during=1.0)  # more than one look, none of which breaks
+    assert caplog.text.count("is no list of messages") == 1
+    client.delete(f"q{SEP}3")
+    bench.publish("late", priority=3)
+    assert bodies(desk.receive()) == ["late"]
+
+
 def test_a_message_that_is_fetched_is_leased_too(bench: Bench) -> None:
     """``basic_get`` takes no way round the lease."""
     bench.publish("a", priority=3)

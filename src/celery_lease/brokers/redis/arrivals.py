@@ -52,6 +52,8 @@ ARRIVAL = 5.0
 SHORTEST, LONGEST = 0.004, 0.05
 #: Parts of what the script returns of a message.
 MESSAGE = 2
+#: What an error begins with that says of a queue's key that it is something else.
+WRONG_KEY = "WRONGTYPE key "
 #: Name of the list for unreadable texts, after that of the list they came from.
 SUFFIX = ".malformed"
 
@@ -105,6 +107,7 @@ class Arrivals:
         self._pause = Pause()
         self._paused = False  # by the request under way
         self._known = False  # to the server: the script
+        self._told: set[str] = set()  # errors that the log has
         self._parse, self._read, self._get = (
             channel.client.parse_response,
             channel._brpop_read,  # noqa: SLF001
@@ -183,8 +186,18 @@ class Arrivals:
         except NoScriptError:
             self._known = False
             return ()
+        except ResponseError as exc:
+            if not str(exc).startswith(WRONG_KEY):
+                raise
+            self._tell_once(str(exc))
+            return ()
         self._known = True
         return reply or ()
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            logger.error("no messages from one queue, the others go on: %s", text)
 
     def _brpop_read(self, **options: Any) -> Any:
         try:

@@ -3,7 +3,8 @@
 -- KEYS: unacked index, unacked, leases, claims, bell, watches, lists
 -- ARGV: tag, seconds, asker, and the name of each list's queue
 -- Returns: the list and the message's text; if there is none, the list that is the asker's to
--- watch, or nil if others watch them all.
+-- watch, or nil if others watch them all, or an error that begins with WRONGTYPE and names a key
+-- that is no list, which does not keep others from theirs.
 --
 -- From its list into the record in one step: whoever asked may be dead by now. What is not claimed,
 -- or taken by a consumer without leases, before the seconds are over goes back as it came, by a
@@ -21,9 +22,15 @@ local function is_watched_by_others(list)
   return ends and watcher ~= ARGV[3] and tonumber(ends) > now
 end
 
+local wrong
 for i = 7, #KEYS do
-  local text = redis.call('RPOP', KEYS[i])
-  if text then
+  local text = redis.pcall('RPOP', KEYS[i])
+  if type(text) == 'table' then
+    if not string.find(text.err, 'WRONGTYPE', 1, true) then
+      return text
+    end
+    wrong = wrong or 'WRONGTYPE key ' .. KEYS[i] .. ' is no list of messages: ' .. text.err
+  elseif text then
     local queue = ARGV[i - 3]
     local suffix = ', "", ' .. cjson.encode(queue) .. ']'
     local expiry = now + tonumber(ARGV[2])
@@ -40,6 +47,9 @@ for i = 7, #KEYS do
     end
     return {KEYS[i], text}
   end
+end
+if wrong then
+  return redis.error_reply(wrong)
 end
 for i = 7, #KEYS do
   if not is_watched_by_others(KEYS[i]) then
