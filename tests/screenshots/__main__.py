@@ -32,7 +32,7 @@ BAD = {"maxmemory": "256mb", "maxmemory-policy": "allkeys-lru"}
 #: Seconds for which the moving pictures are recorded.
 TOP, TRACE = 9.0, 45.0
 #: Columns of a terminal that has room for bars.
-WIDE = 150
+WIDE = 165
 #: Seconds of its run after which a task's worker is killed.
 KILLED_AFTER = 3.0
 

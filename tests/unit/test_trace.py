@@ -212,3 +212,28 @@ def test_without_a_worker_there_is_nothing_to_record(capsys: pytest.CaptureFixtu
         _Workers(Cluster())
     assert caught.value.code == 69
     assert "no worker with leases replied within 1 s" in capsys.readouterr().err
+
+
+def test_nothing_in_the_picture_is_clipped() -> None:
+    """However long a worker's name is, and what became of its lease."""
+    node = "celery@transcoder-video-7d9f8b6c5-x2x4z.media.svc"
+    events = [
+        event("granted", 1, hostname=node, holder=f"{node}:77:abcdef12"),
+        event("lost", 9, reason=f"recovered by {node} 0.4 s later, " + "and more " * 30),
+    ]
+    root = ET.fromstring(drawing.svg(timeline(*events)))  # noqa: S314  (our own)
+    width = float(root.attrib["viewBox"].split()[2])
+    texts = [
+        (float(each.attrib["x"]), str(each.text))
+        for each in root.iter("{http://www.w3.org/2000/svg}text")
+        if each.attrib["class"] == "soft" and "text-anchor" not in each.attrib
+    ]
+    assert node in [text for _, text in texts]
+    assert any(text.endswith("…") for _, text in texts)
+    assert max(x + drawing.LETTER * len(text) for x, text in texts) <= width
+    bars = [
+        float(each.attrib["x"])
+        for each in root.iter("{http://www.w3.org/2000/svg}rect")
+        if each.attrib.get("class") in {"waits", "runs"}
+    ]
+    assert min(bars) > 32 + drawing.LETTER * len(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
     from celery_lease.cli.timeline import Bar, Timeline
 
-#: Bars that are drawn; more are counted only. Characters that have room beside one.
-MOST_BARS, LONGEST_WORDS = 200, 60
+#: Bars that are drawn; more are counted only. Characters beside one that a picture has room for.
+MOST_BARS, LONGEST_WORDS = 200, 120
 
 #: Colours by how a bar ended: of a terminal, and of the picture.
 COLOURS = {
@@ -29,8 +30,9 @@ COLOURS = {
     HELD: ("green", "#3a8f5c"),
 }
 
-ROW, TOP, LEFT, BAND, TAIL = 24, 64, 250, 560, 370
-WIDTH = LEFT + BAND + TAIL
+ROW, TOP, LEFT, BAND = 24, 64, 250, 560
+#: Pixels of a soft letter; wide ones on average, so that no font of a reader's clips them.
+LETTER = 6.9
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #3b3a37 }
   .title { font-size: 16px; font-weight: 600; fill: #0b0b0b }
@@ -71,23 +73,46 @@ def text(timeline: Timeline, width: int, *, plain: bool = False) -> Iterator[str
         yield f"and {left} more"
 
 
+@dataclass(frozen=True, slots=True)
+class _Sheet:
+    """A picture's measures: as wide as what stands left and right of the bars needs."""
+
+    first: float  #: the time at the bars' left edge, in seconds
+    last: float
+    left: float  #: pixels
+    width: float
+    height: float
+
+    @classmethod
+    def of(cls, timeline: Timeline, tasks: list[list[Bar]]) -> _Sheet:
+        bars = [bar for each in tasks for bar in each]
+        left = max(LEFT, 44 + LETTER * max(len(bar.worker) for bar in bars))
+        tail = 32 + LETTER * max(len(_brief(bar)) for bar in bars)
+        height = TOP + ROW * (len(tasks) + len(bars)) + 56
+        return cls(*timeline.span(), left, round(left + BAND + tail), height)
+
+    def x(self, time: float) -> float:
+        """Return where a time is."""
+        return self.left + (time - self.first) * BAND / max(self.last - self.first, 1e-9)
+
+
 def svg(timeline: Timeline) -> str:
     """Return an SVG document that reads in light and in dark surroundings."""
-    first, last = timeline.span()
     tasks, left = _shown(timeline)
-    rows = sum(1 + len(bars) for bars in tasks)
-    height = TOP + ROW * rows + 56
-    title = f"Leases over {last - first:.1f} s" + (f", and {left} more" if left else "")
-    view = f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}"'
+    sheet = _Sheet.of(timeline, tasks)
+    seconds = sheet.last - sheet.first
+    title = f"Leases over {seconds:.1f} s" + (f", and {left} more" if left else "")
+    size = f"{sheet.width} {sheet.height}"
+    view = f'viewBox="0 0 {size}" role="img" aria-label="{title}"'
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" {view}>',
             f"<style>{STYLE}</style>",
-            f'<rect class="ground" width="{WIDTH}" height="{height}" rx="8"/>',
+            f'<rect class="ground" width="{sheet.width}" height="{sheet.height}" rx="8"/>',
             f'<text class="title" x="20" y="30">{title}</text>',
-            *_grid(first, last, height),
-            *_rows(tasks, first, last),
-            *_legend({bar.end for bars in tasks for bar in bars}, height - 16),
+            *_grid(sheet),
+            *_rows(tasks, sheet),
+            *_legend({bar.end for bars in tasks for bar in bars}, sheet.height - 16),
             "</svg>\n",
         ]
     )
@@ -123,12 +148,19 @@ def _told(bar: Bar) -> str:
     return f"{bar.end}{token}{': ' if bar.why else ''}{bar.why}"
 
 
-def _grid(first: float, last: float, height: int) -> Iterator[str]:
-    step = _step(last - first)
-    for number in range(int((last - first) / step) + 1):
-        x = LEFT + number * step / max(last - first, 1e-9) * BAND
-        yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 8}" y2="{height - 44}"/>'
-        at = f'x="{x:.1f}" y="{TOP - 14}" text-anchor="middle"'
+def _brief(bar: Bar) -> str:
+    told = _told(bar)
+    return told if len(told) <= LONGEST_WORDS else f"{told[: LONGEST_WORDS - 1]}…"
+
+
+def _grid(sheet: _Sheet) -> Iterator[str]:
+    seconds = sheet.last - sheet.first
+    step = _step(seconds)
+    for number in range(int(seconds / step) + 1):
+        x = f"{sheet.x(sheet.first + number * step):.1f}"
+        line = f'x1="{x}" x2="{x}" y1="{TOP - 8}" y2="{sheet.height - 44}"'
+        yield f'<line class="grid" {line}/>'
+        at = f'x="{x}" y="{TOP - 14}" text-anchor="middle"'
         yield f'<text class="soft" {at}>{number * step:g} s</text>'
 
 
@@ -140,20 +172,19 @@ def _step(seconds: float) -> float:
     return 3600.0
 
 
-def _rows(tasks: list[list[Bar]], first: float, last: float) -> Iterator[str]:
+def _rows(tasks: list[list[Bar]], sheet: _Sheet) -> Iterator[str]:
     y = TOP + 14
     for bars in tasks:
         about = escape(f"{bars[0].name}[{bars[0].task_id}]")
         yield f'<text class="task" x="20" y="{y}">{about}</text>'
         for bar in bars:
             y += ROW
-            yield from _row(bar, y, first, last)
+            yield from _row(bar, y, sheet)
         y += ROW
 
 
-def _row(bar: Bar, y: int, first: float, last: float) -> Iterator[str]:
-    scale = BAND / max(last - first, 1e-9)
-    begins, runs, ends = (LEFT + (time - first) * scale for time in _times(bar, first, last))
+def _row(bar: Bar, y: int, sheet: _Sheet) -> Iterator[str]:
+    begins, runs, ends = map(sheet.x, _times(bar, sheet.first, sheet.last))
     colour = COLOURS[bar.end][1]
     yield f'<text class="soft" x="32" y="{y}">{escape(bar.worker)}</text>'
     for part, x, end in (("waits", begins, runs), ("runs", runs, ends)):
@@ -162,11 +193,11 @@ def _row(bar: Bar, y: int, first: float, last: float) -> Iterator[str]:
                 f'<rect class="{part}" x="{x:.1f}" y="{y - 11}" width="{max(end - x, 1):.1f}" '
                 f'height="14" rx="2" fill="{colour}"/>'
             )
-    told = escape(_told(bar)[:LONGEST_WORDS])
-    yield f'<text class="soft" x="{LEFT + BAND + 12}" y="{y}">{told}</text>'
+    told = f'x="{sheet.left + BAND + 12:.1f}" y="{y}"'
+    yield f'<text class="soft" {told}>{escape(_brief(bar))}</text>'
 
 
-def _legend(ends: set[str], y: int) -> Iterator[str]:
+def _legend(ends: set[str], y: float) -> Iterator[str]:
     x = 20
     for end in [each for each in COLOURS if each in ends]:
         yield f'<rect x="{x}" y="{y - 11}" width="14" height="14" rx="2" fill="{COLOURS[end][1]}"/>'
