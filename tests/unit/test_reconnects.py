@@ -128,6 +128,7 @@ class Processes:
             _active_writes=set(),
             _busy_workers=set(),
             maintain_pool=lambda: None,
+            _pool=[],
         )
         pool: Any = object.__new__(TaskPool)
         pool._pool, pool.flush = self.inner, self.inner.flush
@@ -174,6 +175,26 @@ def test_a_job_that_ends_while_its_pool_forgets_is_not_remembered() -> None:
     processes.inner.maintain_pool = lambda: runs._set(None, (True, "result"))
     processes.pool.flush()
     assert processes.inner._cache == {}
+
+
+def test_a_process_that_celery_forgot_to_watch_ends_no_worker() -> None:
+    """It is watched again from the next connection on, where stock Celery fails by it."""
+    hub, processes = Hub(), Processes()
+    end, ours = os.pipe()
+    process = SimpleNamespace(_sentinel_poll=None, _popen=SimpleNamespace(sentinel=end))
+    processes.inner._pool.append(process)
+    try:
+        with pytest.raises((ValueError, AttributeError)):
+            processes.inner._track_child_process(process, hub)
+        processes.pool.flush()
+        processes.inner._track_child_process(process, hub)
+        assert list(hub.readers) == [process._sentinel_poll]
+        processes.inner._untrack_child_process(process, hub)
+    finally:
+        hub.close()
+        os.close(end)
+        os.close(ours)
+        set_event_loop(None)
 
 
 def test_a_pool_that_was_stopped_has_nothing_to_forget() -> None:

@@ -7,6 +7,7 @@ With :mod:`.compat` the only place for Celery's internals, as read in 5.5.3, 5.6
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from inspect import isgenerator
 from multiprocessing.connection import wait
@@ -73,6 +74,7 @@ def keep_running_jobs(consumer: Consumer) -> None:
         jobs.update({job._job: job for job in left})  # noqa: SLF001
         # Without this a job is given to a process that has one, although another is idle.
         busy.update(were_busy & {_inbox_of(job) for job in left})
+        _watch_again(pool._pool)  # noqa: SLF001
 
     pool.flush = flush_what_waits
 
@@ -107,6 +109,18 @@ def _finish(descriptor: int, reading: Iterator[Any]) -> None:
         logger.exception("a task's end was not taken in")
         return
     logger.warning("a task process has not written on for %g s: its message is given up", PATIENCE)
+
+
+def _watch_again(processes: Any) -> None:
+    """Give each task process that is not watched for its end something to watch.
+
+    When several end in the same moment, Celery takes the news of one, by the number of its
+    descriptor, for that of the other's successor, and watches that no more. At the next connection
+    it fails by this: ``file descriptor is None``, or ``no attribute 'fileno'``; the worker ends.
+    """
+    for process in processes._pool:  # noqa: SLF001
+        if getattr(process, "_sentinel_poll", 0) is None:
+            process._sentinel_poll = os.dup(process._popen.sentinel)  # noqa: SLF001
 
 
 def _inbox_of(job: Any) -> int | None:
