@@ -1,46 +1,35 @@
-"""All leases of this worker: the one place that knows which messages it holds.
+"""What happens to the leases of this worker: messages come, tasks start and end, all are let go.
 
-Touched by the main thread (messages arrive, requests start and end), by the pool's threads in
-pools that have some, and by the keeper. One lock guards the table, the leases in it and the gates
-of their records; it is held for table work only, never across a broker call, a callback or a log
-line, and is taken around a fork so that no child is born while it is held. What must be told to
-the broker is told outside of the lock, by whichever thread caused it, or later by the keeper: see
-:mod:`.settling`.
+What must be told to the broker is told outside of the table's lock, by whichever thread caused it,
+or later by the keeper: see :mod:`.settling`.
 
 Invariant: a lease leaves the table before its message is settled, so no extension is begun after;
-and a message whose extension is under way at that moment goes back only when that is over. Its
-task is told with the table entry: a record that was lent is never open once its lease has ended.
+and a message whose extension is under way at that moment goes back only when that is over.
 """
 
 from __future__ import annotations
 
-import math
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery_lease.core import board as beatboard, starting
 from celery_lease.core.board import Outcome
 from celery_lease.core.delivery import Answer, Claim, Terms
 from celery_lease.core.lease import Lease, Lost, State
 from celery_lease.worker import compat, forks, notices, poison
 from celery_lease.worker.held import Ending, Handle, Held, ticket
 from celery_lease.worker.settling import Settling
-from celery_lease.worker.tally import Tally
+from celery_lease.worker.table import ENDED, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from celery_lease.core.board import Board
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Driver
     from celery_lease.core.policy import LeasePolicy
 
-#: What a task reads whose lease has ended under it: no asking the broker, it is not its own.
-ENDED = beatboard.FLAG_LOST | beatboard.FLAG_TAKEN
 
-
-class Leases:
+class Leases(Table):
     """The worker's leases; implements :class:`~celery_lease.core.delivery.Holder`."""
 
     def __init__(
@@ -52,10 +41,8 @@ class Leases:
         policies: Callable[[str, Mapping[str, object]], LeasePolicy | None],
     ) -> None:
         """*policies* finds a policy by a task's name and a call's own options; None: no lease."""
+        super().__init__(board, clock, worker_id)
         self.driver = driver
-        self.board = board
-        self.clock = clock
-        self.worker_id = worker_id
         self.loop_seen = clock.now()  #: when the main loop last turned; main thread writes
         self.loop_alive = self.keeper_seen = self.loop_seen  #: for probes; the keeper writes both
         self.loop_is_task = False  #: tasks run in the main loop (solo): their beats are its life
@@ -67,18 +54,10 @@ class Leases:
         #: Where a queue's dead letters go; None: the broker has an order of its own for them.
         self.dead_letter_queue_of: Callable[[str], str] | None = None
         self._policies = policies
-        #: Guards the table and the leases in it; see the module. Reentrant, because Celery's cold
-        #: shutdown rejects requests inside a signal handler, in the thread that it interrupted.
-        self.lock = threading.RLock()
         self.renewing: set[str] = set()  #: tags whose extension is under way; under the lock
-        self.tally = Tally(worker_id, clock)  #: what of leases is counted; under the lock
-        self.endings = self.tally.endings
-        self.shortest = math.inf  #: lease so far, in seconds; under the lock
         self.door_closed = False  #: no message is taken and no task started any more
-        self._held: dict[str, Held] = {}
         self.settling = Settling(clock)  #: what the broker has still to be told
         self._homeless = 0  # messages of a failed claim that are not back in their queue yet
-        forks.guard(self.lock)
 
     # A channel asks (Holder).
 
@@ -99,8 +78,7 @@ class Leases:
             lease = Lease(
                 claim, message.lease_policy, task_id=task_id, name=name, tell=self.tally.changed
             )
-            self._held[claim.tag] = Held(lease, worker=self.worker_id)
-            self.shortest = min(self.shortest, lease.policy.extension)
+            self._put(Held(lease, worker=self.worker_id))
         message.lease = Handle(self, claim.tag, claim.token)
         self.on_claimed(lease)
 
@@ -129,12 +107,6 @@ class Leases:
                 # The extension under way could reach the broker last, and hide the message again.
                 self.settling.later(tell, later)
         self.settling.tell(tell, [tag for tag in taken if tag not in later])
-
-    def keeps(self, tag: str) -> bool:
-        """Tell whether a task runs on although its channel closes."""
-        with self.lock:
-            held = self._held.get(tag)
-            return held is not None and self._has_started(held)
 
     def unclaimed(self, attempt: Any) -> None:
         """Return a message whose claim was not confirmed; the keeper goes on until it is."""
@@ -213,12 +185,6 @@ class Leases:
                 held.pid = pid
                 held.lease.start(self.started_at(held) or self.clock.now())
 
-    def is_lost(self, tag: str) -> bool:
-        """Whether this worker must not act under the lease any more."""
-        with self.lock:
-            held = self._held.get(tag)
-            return held is None or self._is_over(held)
-
     def discard(self, tag: str) -> None:
         """Drop a lease whose task came to nothing; a message that nobody took goes back at once.
 
@@ -253,10 +219,6 @@ class Leases:
         queue = self.dead_letter_queue_of(held.lease.claim.queue)
         return queue if self.bury(tag, queue) is Answer.HELD else None
 
-    def knows(self, tag: str) -> bool:
-        """Whether the lease has not left this worker yet."""
-        return tag in self._held
-
     def process_ended(self, tag: str, cause: object) -> None:
         """Say that the process of a task ended under it, if that is news here."""
         with self.lock:
@@ -272,14 +234,6 @@ class Leases:
                 self.settling.later(back, [tag])
 
     # The keeper and the steps ask.
-
-    def held(self) -> Iterable[Held]:
-        """Return all leases; only for who holds :attr:`lock`, and only as long."""
-        return self._held.values()
-
-    def started_at(self, held: Held) -> float:
-        """Return when the task began to run, by its own word, or 0.0."""
-        return self.board.read_time(held.slot, beatboard.STARTED) if held.slot else 0.0
 
     def hand_back_unstarted(self, *, flushed: bool = False) -> None:
         """Return all messages whose task does not run yet, so that another worker may run them.
@@ -299,17 +253,6 @@ class Leases:
             ]
         # Newest first, so that the oldest ends up at the front of the line.
         self.hand_back(waiting[::-1], ending=Ending.HANDED_BACK)
-
-    def running(self) -> list[Held]:
-        """Return the leases whose task runs."""
-        with self.lock:
-            return [held for held in self._held.values() if self._has_started(held)]
-
-    def tell(self, held: Held, flags: int) -> None:
-        """Tell a task something at its next beat."""
-        with self.lock:
-            if held.slot is not None:
-                self.board.flag(held.slot, flags)
 
     def settle_outcomes(self) -> None:
         """Settle what task processes have ended, without waiting for the pool to tell of it.
@@ -341,29 +284,3 @@ class Leases:
         forks.forget(self.lock)
         self.board.close()
         self.driver.close()
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def _take(self, tag: str, state: State, ending: Ending) -> Held | None:
-        with self.lock:
-            held = self._held.pop(tag, None)
-            if held is None:
-                return None
-            self.tally.ended(held.lease, ending)
-            if held.lease.is_held:
-                held.lease.end(state)
-            if held.slot is not None:
-                self.board.flag(held.slot, ENDED)
-                self.board.give_back(held.slot)
-            return held
-
-    def _withdraw(self, held: Held) -> bool:
-        return held.slot is None or starting.withdraw(self.board, held.slot)
-
-    def _has_started(self, held: Held) -> bool:
-        return held.pid is not None or bool(self.started_at(held))
-
-    def _is_over(self, held: Held) -> bool:
-        """Whether a lease is lost, or about to be found so: it is the keeper that loses them."""
-        return not held.lease.is_held or self.clock.now() >= held.lease.deadline
