@@ -165,6 +165,31 @@ def test_a_topic_message_in_two_queues_is_two_messages(bench: Bench, client: red
     assert client.hlen("unacked") == 0
 
 
+def test_a_broadcast_message_has_no_lease_and_goes_with_its_worker(
+    bench: Bench, client: redis.Redis
+) -> None:
+    """It came out of no list: put into one, it would be run by others, or lie there for ever."""
+    news = Exchange("news", type="fanout")
+    queues = [Queue(name, news, routing_key="key") for name in ("one", "two")]
+    desks = [bench.desk(queue) for queue in queues]
+    database = bench.url.rpartition("/")[2]
+
+    def listeners() -> int:
+        for desk in desks:
+            desk.turn(0.05)
+        clients: Any = client.client_list()
+        return sum(int(each["psub"]) for each in clients if each["db"] == database)
+
+    eventually(lambda: listeners() == len(desks))
+    bench.publish("a", "b", queue=queues[0])
+    (first, _), (other, last) = (desk.receive(2) for desk in desks)
+    first.requeue()
+    other.ack()
+    desks[0].close()
+    last.reject()
+    assert keys(client) == set()
+
+
 def test_a_large_body_survives_every_way_back(bench: Bench) -> None:
     """A megabyte with everything that is hard in JSON and in Lua patterns."""
     body = {"text": '%s\\"\n\x00ü' * 150_000}

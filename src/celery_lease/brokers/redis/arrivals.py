@@ -123,13 +123,18 @@ class Arrivals:
         """Tag of the record that keeps the message at hand; empty if it was fetched directly."""
         return "" if self._popped is None else self._tag
 
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether the message at hand came out of no list, but by publish and subscribe."""
+        return self._popped is None and self._queue is None
+
     def origin(self, message: Any) -> tuple[str, str, str]:
         """Return the queue of the message at hand, the full key of its list, and its tag."""
         channel = self._channel
         if self._popped is not None:
             key = bytes_to_str(self._popped[0])
             return key.rsplit(channel.sep, 1)[0], channel.global_keyprefix + key, self._tag
-        queue = self._queue or message.delivery_info.get("routing_key") or ""
+        queue = self._queue or ""
         priority = channel._get_message_priority(message._raw, reverse=False)  # noqa: SLF001
         return queue, channel.global_keyprefix + channel._q_for_pri(queue, priority), ""  # noqa: SLF001
 

@@ -62,6 +62,10 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
             ValueError, TypeError: Its delivery tag is none.
         """
         check_tag(delivery_tag)
+        if self.arrivals.is_broadcast:
+            # Of no list, so it has none to return to: kept in memory, as long as this worker lives.
+            super(kombu_redis.QoS, self).append(message, delivery_tag)
+            return
         terms = self.holder.terms(message)
         if terms is None:
             self._append_plain(message, delivery_tag)
