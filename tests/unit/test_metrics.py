@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -35,6 +36,7 @@ PAIR = {"worker": "w1@host", "task": "t", "queue": "q"}
 def bench() -> Iterator[Bench]:
     """Return a worker that has completed one lease, lost one, and runs one."""
     bench = Bench()
+    bench.driver.capabilities = replace(bench.driver.capabilities, reaps=True)
     bench.run("lost")
     bench.run("done")
     bench.leases.complete("done")
@@ -107,6 +109,14 @@ def test_a_scrape_tells_every_number_by_prometheus_names(accept: str) -> None:
     assert found[key("broker_round_trip_seconds_sum", **me)] == pytest.approx(0.02)
     assert found[key("oldest_beat_age_seconds", **me)] == pytest.approx(0.52)
     assert found[key("least_remaining_seconds", **me)] == pytest.approx(9.48)
+
+
+@pytest.mark.usefixtures("vitals")
+def test_a_broker_that_returns_messages_itself_has_no_sweeps(bench: Bench) -> None:
+    """An alert on none would never be silent there."""
+    assert any("reaper" in name for name in scraped())
+    bench.driver.capabilities = replace(bench.driver.capabilities, reaps=False)
+    assert not [name for name in scraped() if "reaper" in name]
 
 
 @pytest.mark.usefixtures("vitals")

@@ -125,6 +125,11 @@ def _one(value: float | None) -> Samples:
     return () if value is None else (((), value),)
 
 
+def _sweeps(snapshot: Snapshot, value: float) -> Samples:
+    """Return a reaper's value, where there is one: an alert on no sweeps is for no other broker."""
+    return _one(value if snapshot.vitals.leases.driver.capabilities.reaps else None)
+
+
 METRICS = (
     Metric(
         "held",
@@ -188,21 +193,22 @@ METRICS = (
         Kind.COUNTER,
         "{lease}",
         "Messages that this worker's reaper returned for holders, here or elsewhere, too late",
-        lambda s: _one(s.vitals.reaped.recovered),
+        lambda s: _sweeps(s, s.vitals.reaped.recovered),
     ),
     Metric(
         "reaper.stale.duration",
         Kind.COUNTER,
         "s",
-        "Seconds that these messages lay between their lease's expiry and their return",
-        lambda s: _one(s.vitals.reaped.stale),
+        "Seconds between the expiry of leases and the return of their messages by this worker's "
+        "reaper, all added up",
+        lambda s: _sweeps(s, s.vitals.reaped.stale),
     ),
     Metric(
         "reaper.runs",
         Kind.COUNTER,
         "{run}",
         "Sweeps for expired leases that the broker answered",
-        lambda s: _one(s.vitals.reaped.runs),
+        lambda s: _sweeps(s, s.vitals.reaped.runs),
     ),
     Metric(
         "watchdog.stalled",
@@ -215,7 +221,7 @@ METRICS = (
         "watchdog.disowned",
         Kind.COUNTER,
         "{task}",
-        "Those of them that could not be ended",
+        "Silent tasks that the watchdog could not end: each keeps its slot of the pool",
         lambda s: _one(s.vitals.watchdog.disowned),
     ),
     Metric(
