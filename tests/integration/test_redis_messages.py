@@ -343,6 +343,21 @@ def test_a_message_for_a_consumer_that_was_cancelled_goes_back(
     assert client.hlen("unacked") == 0
 
 
+def test_a_message_that_comes_as_the_window_shrinks_goes_back_at_once(bench: Bench) -> None:
+    """Celery takes a place away when an ETA is due, while the next message is asked for already."""
+    bench.publish("first")
+    desk, other = bench.desk(prefetch=2), bench.desk()
+    assert bodies(desk.receive()) == ["first"]
+    desk.turn(0.05)
+    eventually(lambda: desk.turn(0.01) or desk.channel._in_poll)
+    desk.consumer.qos(prefetch_count=1)
+    bench.publish("second")
+    eventually(lambda: desk.turn(0.05) or not desk.channel._in_poll, what="the reply is read")
+    assert not desk.received
+    (second,) = other.receive(within=3.0)
+    assert (second.claim.deliveries, second.claim.losses) == (1, 0)
+
+
 def test_a_message_that_was_not_claimed_takes_no_place_in_the_window(bench: Bench) -> None:
     """Nobody sees it, the next one is delivered, and it can be returned at any time."""
     desk = bench.desk(prefetch=1)

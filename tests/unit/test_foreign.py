@@ -38,6 +38,7 @@ class Handled:
         consumer: Any = Sender(
             strategies={"t": strategy},
             on_task_message=(),
+            call_soon=nothing,  # 5.5
             call_soon_ack=nothing,
             on_unknown_message=nothing,
             on_unknown_task=lambda _, message, __: message.headers["id"],

@@ -45,13 +45,14 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
     arrivals: Arrivals
 
     def can_consume(self) -> bool:
-        """Tell whether another message may be taken.
+        """Tell whether another message may be taken, or the reply read to the last request.
 
-        Or the reply read to the last request: the message in it would wait for a reaper.
+        That is read in any case: the message in it would wait for a reaper, and kombu 5.5 looks at
+        a reply that it may not read again and again.
         """
-        if self.holder.backlogged:
-            return bool(self.channel._in_poll)  # type: ignore[attr-defined]  # noqa: SLF001
-        return bool(super().can_consume())
+        return bool(self.channel._in_poll) or (  # type: ignore[attr-defined]  # noqa: SLF001
+            not self.holder.backlogged and super().can_consume()
+        )
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Record a delivery: under a lease if the holder names terms for it.
@@ -71,6 +72,9 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
             self._append_plain(message, delivery_tag)
             return
         attempt = Attempt.of(message, *self.arrivals.origin(message))
+        if attempt.arrival and not super().can_consume():
+            self._return(attempt)
+            raise Empty
         claim = self.driver.claim(attempt, terms, self.clock.now())
         if claim is None:
             self.holder.unclaimed(attempt)
@@ -81,11 +85,18 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
         super(kombu_redis.QoS, self).append(message, claim.tag)
         self.holder.claimed(claim, message)
 
+    def _return(self, attempt: Attempt) -> None:
+        """Return a message at once: the window shrank while it was asked for, as after an ETA."""
+        if Answer.UNKNOWN in self.driver.return_unclaimed([attempt]):
+            self.holder.unclaimed(attempt)
+
     def _append_plain(self, message: Any, delivery_tag: str) -> None:
         arrival = self.arrivals.tag
         if not arrival:
             super().append(message, delivery_tag)
             return
+        if not super().can_consume():
+            raise Empty  # a reaper returns it
         info = message.delivery_info
         text = dumps([message._raw, info["exchange"], info["routing_key"]])  # noqa: SLF001
         if self.driver.adopt(arrival, delivery_tag, text) is not Answer.HELD:
