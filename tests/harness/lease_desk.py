@@ -30,11 +30,12 @@ class Holder:
     gone: list[str] = field(default_factory=list)  #: tags that the broker gave to others
     backlogged: bool = False  #: takes nothing more
     leases: Callable[[Any], bool] = lambda _: True
+    about: dict[str, Any] = field(default_factory=dict)  #: more of what a claim remembers
 
     def terms(self, message: Any) -> Terms | None:
         if not self.leases(message):
             return None
-        return Terms(seconds=self.seconds, about={"id": message.delivery_tag})
+        return Terms(seconds=self.seconds, about={"id": message.delivery_tag, **self.about})
 
     def claimed(self, claim: Claim, message: Any) -> None:
         message.claim = claim

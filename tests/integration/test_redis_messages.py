@@ -358,6 +358,22 @@ def test_a_message_that_comes_as_the_window_shrinks_goes_back_at_once(bench: Ben
     assert (second.claim.deliveries, second.claim.losses) == (1, 0)
 
 
+def test_an_id_that_is_no_text_stops_no_reaper(bench: Bench, client: redis.Redis) -> None:
+    """Half a surrogate pair goes through JSON, but a Lua script cannot read it."""
+    bench.publish("odd")
+    desk = bench.desk()
+    desk.holder.about = {"id": "\ud800\u0000ü"}
+    (message,) = desk.receive()
+    lose(desk, message)
+    (again,) = desk.receive()
+    again.requeue()
+    (last,) = desk.receive()
+    assert (last.claim.deliveries, last.claim.losses) == (3, 1)
+    last.ack()
+    assert desk.holder.answers == [Answer.HELD, Answer.HELD]
+    assert client.hlen("unacked") == 0
+
+
 def test_a_message_that_was_not_claimed_takes_no_place_in_the_window(bench: Bench) -> None:
     """Nobody sees it, the next one is delivered, and it can be returned at any time."""
     desk = bench.desk(prefetch=1)

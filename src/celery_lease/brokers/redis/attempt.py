@@ -51,16 +51,16 @@ class Attempt:
 
     def record(self, terms: Terms) -> str:
         """What the claim remembers, as JSON: for restoring, and about the holder, for people."""
-        return json.dumps(
-            {
-                **terms.about,
-                "cut": len(self.suffix.encode()),
-                "key": self.key,
-                "queue": self.queue,
-                "deliveries": self.deliveries,
-                "losses": self.losses,
-            }
-        )
+        record = {
+            **terms.about,
+            "cut": len(self.suffix.encode()),
+            "key": self.key,
+            "queue": self.queue,
+            "deliveries": self.deliveries,
+            "losses": self.losses,
+        }
+        # Half a surrogate pair, which a foreign id may have, is what no Lua script could read.
+        return json.dumps(record, ensure_ascii=False).encode(errors="replace").decode()
 
     @property
     def unclaimed(self) -> str:
