@@ -22,7 +22,7 @@ from harness.clients import client
 from harness.lease_desk import Bench
 from harness.setup import Setup
 from harness.waiting import eventually, free_port
-from harness.workers import TESTS, WorkerFleet, WorkerOptions
+from harness.workers import QUIET_PEERS, TESTS, WorkerFleet, WorkerOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -258,3 +258,21 @@ def test_a_database_is_held_against_the_leases(postgres: PostgresServer) -> None
     database.execute(f"ALTER DATABASE {database.name} SET statement_timeout = '50ms'")
     marks = worst(look(database.setup()))
     assert (marks["pgmq.statement_timeout"], marks["pgmq.queue"]) == ("warning", "warning")
+
+
+def test_a_worker_with_a_long_name_starts_on_pgmq_as_the_doctor_says(
+    postgres: PostgresServer, fleet: WorkerFleet
+) -> None:
+    """Celery names a queue after it for remote control, which has to be off there."""
+    setup = postgres.fresh_database().setup(pool_size=1)
+    found = look(setup)
+    assert worst(found)["pgmq.remote_control"] == "warning"
+    (room,) = map(int, re.findall(r"more than (\d+) char", about(found, "pgmq.remote_control")))
+    name = f"w@{'x' * (room - 1)}"
+    long = WorkerOptions(module=MODULE, extra=(*QUIET_PEERS, "-n", name))
+    refused = fleet.launch(setup, long)
+    assert refused.wait(40) != 0
+    assert "queue name is too long" in refused.log
+    setup = setup.having(worker_enable_remote_control=False)
+    assert worst(look(setup))["pgmq.remote_control"] == "ok"
+    fleet.launch(setup, long).wait_log(f"{name} ready.", 40)

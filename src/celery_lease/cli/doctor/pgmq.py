@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 BRIEF = 1000
 #: Share of the server's connections above which workers may find none.
 CROWDED = 0.9
+#: Characters that pgmq allows in the name of a queue.
+LONGEST_NAME = 47
 
 _FACTS = """
 SELECT current_setting('server_version') AS version, pg_is_in_recovery() AS standby,
@@ -47,6 +49,7 @@ def check(case: Case) -> Iterator[Finding]:
     with _connection(case) as connection:
         (facts,) = connection.execute(_FACTS)
         yield from _server(facts)
+        yield _remote_control(case)
         try:
             queues = connection.execute(_QUEUES).fetchall()
         except psycopg.Error as exc:
@@ -106,6 +109,20 @@ def _statement_timeout(timeout: int) -> Finding:
             "Raise it for the broker's user: ALTER ROLE ... SET statement_timeout = '5s'.",
         )
     return ok("pgmq.statement_timeout", what)
+
+
+def _remote_control(case: Case) -> Finding:
+    conf = case.app.conf
+    if not conf.worker_enable_remote_control:
+        return ok("pgmq.remote_control", "worker_enable_remote_control is off")
+    room = LONGEST_NAME - len(case.channel.canonical_queue_name(f".{conf.control_exchange}.pidbox"))
+    return warning(
+        "pgmq.remote_control",
+        "worker_enable_remote_control is on",
+        f"It does not work on pgmq, and a worker whose node name has more than {room} characters, "
+        "as pods' names make it, does not start.",
+        "Set worker_enable_remote_control = False.",
+    )
 
 
 def _durable(commit: str, fsync: str) -> Finding:
