@@ -46,7 +46,7 @@ def test_what_needs_workers_says_so_in_one_line(shell: Shell, command: str) -> N
 def test_a_task_is_explained_as_far_as_it_can_be(shell: Shell) -> None:
     """By the dead-letter queues, with where to look for the rest."""
     told = shell.fails("explain", "t1")
-    assert "Nobody knows t1: not the dead-letter queues. It was" in told
+    assert "Nobody knows t1: not the dead-letter queues. A worker has it, or it waits in a" in told
     assert "cannot be asked: who holds a task, its last beat and its progress are in" in told
     told = shell("explain", "t2")
     assert "proj.work[t2] is a dead letter in queue " in told

@@ -181,9 +181,22 @@ def test_a_task_that_nobody_knows_is_told_as_such() -> None:
 @pytest.mark.parametrize(
     ("broker", "askable", "words"),
     [
-        ("amqp", True, ["not the 2 workers that replied or the result", "rabbitmqctl list_queues"]),
-        ("sqs", False, ["not the dead-letter queues or the", "sqs cannot be asked", "NotVisible"]),
-        ("pgmq", False, ["pgmq cannot be asked", "pgmq.q_QUEUE WHERE", "->>'id' = 'x'"]),
+        (
+            "amqp",
+            True,
+            ["not the 2 workers that replied or the result backend. It waits", "list_queues"],
+        ),
+        ("sqs", False, ["not the dead-letter queues or the", "SQS cannot be asked", "NotVisible"]),
+        (
+            "pgmq",
+            False,
+            [
+                "backend. A worker has it, or it waits",
+                "pgmq cannot be asked",
+                "pgmq.q_QUEUE WHERE",
+                "->>'id' = 'x'",
+            ],
+        ),
     ],
 )
 def test_what_a_broker_cannot_tell_is_told_with_where_to_look(
@@ -200,4 +213,4 @@ def test_what_a_broker_cannot_tell_is_told_with_where_to_look(
 def test_a_broker_with_a_rule_of_its_own_is_not_spoken_for() -> None:
     """RabbitMQ gives out again what is not acknowledged, and has its own limits."""
     told = story(held=[row()], broker="amqp", records=False, reaps=False, dead_letter_queue="")
-    assert "amqp gives it out again from queue q; 1 of its deliveries were lost so far" in told
+    assert "RabbitMQ gives it out again from queue q; 1 of its deliveries were lost so far" in told

@@ -24,6 +24,11 @@ EX_UNAVAILABLE = 69
 PATIENCE = 5.0
 
 
+def called(transport: str) -> str:
+    """Return how people call a broker that kombu has another word for."""
+    return {"amqp": "RabbitMQ", "sqs": "SQS"}.get(transport, transport)
+
+
 class BrokerAway(click.ClickException):
     """The broker cannot be reached, or does not answer."""
 
@@ -74,8 +79,8 @@ def driver_of(app: Celery, ability: str) -> Iterator[Driver]:
             raise click.ClickException(str(exc)) from exc
         try:
             if not getattr(driver.capabilities, ability):
-                transport = connection.transport.driver_type
-                raise click.ClickException(f"{transport} does this by itself: see its own tools")
+                name = called(connection.transport.driver_type)
+                raise click.ClickException(f"{name} does this by itself: see its own tools")
             yield driver
         finally:
             driver.close()

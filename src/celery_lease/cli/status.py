@@ -10,7 +10,7 @@ import click
 
 from celery_lease import brokers
 from celery_lease.cli import rows
-from celery_lease.cli.broker import reached
+from celery_lease.cli.broker import called, reached
 from celery_lease.cli.workers import DESTINATION, EX_UNAVAILABLE, TIMEOUT, asker, tell_silent
 from celery_lease.core.clock import SystemClock
 
@@ -87,9 +87,9 @@ def _on_record(app: Celery) -> list[Row]:
         driver = brokers.driver(connection.default_channel)
         try:
             if not driver.capabilities.records:
+                name = called(connection.transport.driver_type)
                 click.echo(
-                    f"{connection.transport.driver_type} has no record of leases of its own: only "
-                    "workers know what they hold",
+                    f"{name} has no record of leases of its own: only workers know what they hold",
                     err=True,
                 )
                 return []

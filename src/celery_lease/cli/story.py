@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from celery_lease.cli.broker import called
 from celery_lease.cli.results import is_final
 from celery_lease.cli.rows import amount, span
 
@@ -177,7 +178,7 @@ def _if_lost(facts: Facts, row: Row) -> str:
         f"the reaper of any worker returns it to queue {row['queue']} within "
         f"{facts.reaper_interval:g}s"
         if facts.reaps
-        else f"{facts.broker} gives it out again from queue {row['queue']}"
+        else f"{called(facts.broker)} gives it out again from queue {row['queue']}"
     )
     return (
         f"If it is lost, {back}; "
@@ -245,11 +246,7 @@ def _result(facts: Facts) -> Iterator[str]:
     elif kept.state != "PENDING":
         yield f"Its state in the result backend is {kept.state}."
     if not facts.is_known:
-        yield (
-            f"Nobody knows {facts.task_id}: not {_asked(facts)}. It was never sent, its result is "
-            "no longer kept, or it is with another broker or in a queue that this app does not "
-            "know (task_queues)."
-        )
+        yield f"Nobody knows {facts.task_id}: not {_asked(facts)}. {_guess(facts)}"
     yield from _untold(facts)
 
 
@@ -271,14 +268,26 @@ def _asked(facts: Facts) -> str:
     return " or ".join(filter(None, [", ".join(asked[:-1]), *asked[-1:]]))
 
 
+def _guess(facts: Facts) -> str:
+    """Return what a task may be that nobody knows."""
+    if facts.records:
+        return (
+            "It was never sent, its result is no longer kept, or it is with another broker or in a "
+            "queue that this app does not know (task_queues)."
+        )
+    held = "" if facts.askable else "a worker has it, or "
+    guess = f"{held}it waits in a queue, or is over and its result is not kept, or was never sent."
+    return guess[0].upper() + guess[1:]
+
+
 def _untold(facts: Facts) -> Iterator[str]:
     """Say what nobody could be asked for, of a task that may not be over."""
     if facts.result and is_final(facts.result.state):
         return
     if not facts.askable:
         yield (
-            f"Workers on {facts.broker} cannot be asked: who holds a task, its last beat and its "
-            "progress are in their logs and metrics."
+            f"Workers on {called(facts.broker)} cannot be asked: who holds a task, its last beat "
+            "and its progress are in their logs and metrics."
         )
     if not facts.records:
         unknown = f"{facts.broker or 'This broker'} does not tell what waits, or who holds it."

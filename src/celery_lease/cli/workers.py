@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_lease.cli.broker import EX_UNAVAILABLE
+from celery_lease.cli.broker import EX_UNAVAILABLE, called
 from celery_lease.worker.control import WHO  # and ``celery inspect leases`` knows it by this
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ class CannotAsk(click.ClickException):
     def __init__(self, transport: str) -> None:
         why = WITHOUT_REMOTE_CONTROL.get(transport, NO_BROADCASTS)
         super().__init__(
-            f"workers on {transport} cannot be asked or told anything: {why}. What they hold is in "
-            "their logs, metrics and health endpoints (lease_health_port); of one task see celery "
-            "lease explain TASK_ID; SIGTERM has a worker hand back what it has not started"
+            f"workers on {called(transport)} cannot be asked or told anything: {why}. What they "
+            "hold is in their logs, metrics and health endpoints (lease_health_port); of one task "
+            "see celery lease explain TASK_ID; SIGTERM has a worker hand back what has not begun"
         )
 
 
