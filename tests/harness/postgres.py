@@ -11,9 +11,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import psutil
 import psycopg
 
 from harness.lease_desk import Bench
@@ -22,7 +24,7 @@ from harness.setup import Setup
 from harness.waiting import eventually, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 USER = "postgres"
 TEMPLATE = "with_pgmq"
@@ -99,6 +101,12 @@ class PostgresServer(LocalProcess):
     def _create_database(self, name: str, template: str = "template0") -> str:
         self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return self.dsn(name)
+
+    def family(self) -> Iterator[psutil.Process]:
+        """Yield its living processes: their titles overwrite the environment that has the mark."""
+        with suppress(psutil.NoSuchProcess):
+            server = psutil.Process(self.pid)
+            yield from (server, *server.children(recursive=True))
 
     def stop_now(self) -> None:
         """End it as a crash does: connections are cut, nothing is finished."""

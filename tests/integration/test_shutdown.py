@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from harness.ledger import now
+from harness.places import place_of
 from harness.setup import Setup
 from harness.stage import RedisStage
 from harness.waiting import eventually
@@ -244,6 +245,42 @@ def test_a_broker_that_is_silent_keeps_no_worker(
         own_valkey.cont()
     stage.worker()
     stage.ledger.wait("start", count=4)
+
+
+#: The fixture of each further broker, and pools that wait for it in ways of their own.
+SILENT = {
+    "rabbitmq classic": ("rabbitmq", ("prefork", "threads", "gevent")),
+    "pgmq": ("postgres", ("prefork",)),
+    "sqs": ("moto", ("prefork",)),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_no_broker_keeps_a_worker_by_its_silence(
+    request: pytest.FixtureRequest, fleet: WorkerFleet, name: str
+) -> None:
+    """After the task's time come ten seconds for an answer, and ten for the connection's end."""
+    fixture, pools = SILENT[name]
+    place = place_of(name, request, visibility=30, **{**CONF, "worker_prefetch_multiplier": 1})
+    options = [WorkerOptions(module=MODULE, pool=pool, queues=place.queue) for pool in pools]
+    workers = [fleet.launch(place.setup, each) for each in options]
+    for worker in workers:
+        worker.wait_ready()
+    with place.app() as app:
+        for _ in pools:
+            app.send_task("shutdown.beats", [30], queue=place.queue)
+    fleet.ledger.wait("start", count=len(pools), within=20)
+    server = request.getfixturevalue(fixture)
+    server.stop_group()
+    try:
+        for worker in workers:
+            worker.term()
+        codes = [leave(worker, 30) for worker in workers]
+    finally:
+        server.cont_group()
+    assert set(codes) <= {0, 1}
+    for worker in workers:
+        assert says_nothing_odd(worker)
 
 
 @pytest.mark.parametrize("pool", POOLS)

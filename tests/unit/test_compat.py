@@ -463,6 +463,7 @@ def test_a_channel_of_its_own_shares_no_table_of_fanout_queues() -> None:
     ("module", "waits"),
     [
         ("kombu.transport.redis", True),
+        ("amqp.transport", True),
         ("celery.events.dispatcher", True),
         ("celery.worker.pidbox", True),
         ("celery.concurrency.gevent", False),

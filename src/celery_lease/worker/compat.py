@@ -22,6 +22,7 @@ from celery.platforms import EX_FAILURE
 from celery.utils import log
 from celery.worker import state
 from celery.worker.request import Request
+from kombu.common import ignore_errors
 
 from celery_lease.worker import diagnosis
 from celery_lease.worker.processes import is_gone
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 #: Modules that wait for the broker while a worker closes; under gevent and eventlet the latter two
 #: for a greenlet that does.
-WAITS_FOR_BROKER = ("kombu.transport.", "celery.worker.pidbox", "celery.events.")
+WAITS_FOR_BROKER = ("kombu.transport.", "amqp.", "celery.worker.pidbox", "celery.events.")
 #: Seconds that a killed process is given to be gone.
 DEATH = 1.0
 #: Seconds that a result backend has to take a publication of progress.
@@ -188,8 +189,11 @@ def is_solo(consumer: Consumer) -> bool:
 
 
 def stop_consuming(consumer: Consumer) -> None:
-    """Ask the broker for no more tasks; Celery does so again a moment later, without effect."""
-    consumer.task_consumer.cancel()  # type: ignore[attr-defined]
+    """Ask the broker for no more tasks; Celery does so again a moment later, without effect.
+
+    One that does not answer is left to itself, as Celery does: what it gives out goes back.
+    """
+    ignore_errors(consumer, consumer.task_consumer.cancel)  # type: ignore[arg-type, attr-defined]
 
 
 def channel_of(consumer: Consumer) -> Any:
