@@ -255,32 +255,34 @@ SILENT = {
 }
 
 
-@pytest.mark.parametrize("name", SILENT)
 def test_no_broker_keeps_a_worker_by_its_silence(
-    request: pytest.FixtureRequest, fleet: WorkerFleet, name: str
+    request: pytest.FixtureRequest, fleet: WorkerFleet
 ) -> None:
     """After the task's time come ten seconds for an answer, and ten for the connection's end."""
-    fixture, pools = SILENT[name]
-    place = place_of(name, request, visibility=30, **{**CONF, "worker_prefetch_multiplier": 1})
-    options = [WorkerOptions(module=MODULE, pool=pool, queues=place.queue) for pool in pools]
-    workers = [fleet.launch(place.setup, each) for each in options]
+    conf = {**CONF, "worker_prefetch_multiplier": 1}
+    workers = []
+    for name, (_, pools) in SILENT.items():
+        place = place_of(name, request, visibility=30, **conf)
+        options = [WorkerOptions(module=MODULE, pool=pool, queues=place.queue) for pool in pools]
+        workers += [fleet.launch(place.setup, each) for each in options]
+        with place.app() as app:
+            for _ in pools:
+                app.send_task("shutdown.beats", [30], queue=place.queue)
     for worker in workers:
         worker.wait_ready()
-    with place.app() as app:
-        for _ in pools:
-            app.send_task("shutdown.beats", [30], queue=place.queue)
-    fleet.ledger.wait("start", count=len(pools), within=20)
-    server = request.getfixturevalue(fixture)
-    server.stop_group()
+    fleet.ledger.wait("start", count=len(workers), within=20)
+    servers = [request.getfixturevalue(fixture) for fixture, _ in SILENT.values()]
+    for server in servers:
+        server.stop_group()
     try:
         for worker in workers:
             worker.term()
         codes = [leave(worker, 30) for worker in workers]
     finally:
-        server.cont_group()
+        for server in servers:
+            server.cont_group()
     assert set(codes) <= {0, 1}
-    for worker in workers:
-        assert says_nothing_odd(worker)
+    assert all(says_nothing_odd(worker) for worker in workers)
 
 
 @pytest.mark.parametrize("pool", POOLS)
