@@ -259,11 +259,12 @@ def test_no_broker_keeps_a_worker_by_its_silence(
     request: pytest.FixtureRequest, fleet: WorkerFleet
 ) -> None:
     """After the task's time come ten seconds for an answer, and ten for the connection's end."""
-    conf = {**CONF, "worker_prefetch_multiplier": 1}
+    conf = {**Stage.conf, "worker_prefetch_multiplier": 1}
     workers = []
     for name, (_, pools) in SILENT.items():
         place = place_of(name, request, visibility=30, **conf)
-        options = [WorkerOptions(module=MODULE, pool=pool, queues=place.queue) for pool in pools]
+        module = f"harness.app_{Stage.program}"
+        options = [WorkerOptions(module=module, pool=pool, queues=place.queue) for pool in pools]
         workers += [fleet.launch(place.setup, each) for each in options]
         with place.app() as app:
             for _ in pools:
