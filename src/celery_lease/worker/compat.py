@@ -1,4 +1,6 @@
-"""Every use of a Celery internal that the worker parts make; but :mod:`.stops`, :mod:`.foreign`.
+"""Every use of a Celery internal that the worker parts make.
+
+But :mod:`.stops`, :mod:`.foreign` and :mod:`.places`.
 
 Read in Celery 5.5.3 and 5.7.0; ``tests/unit/test_compat.py`` notices when one of them changes.
 """

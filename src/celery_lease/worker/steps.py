@@ -23,7 +23,7 @@ from celery_lease import brokers, settings
 from celery_lease.core.board import Board
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.errors import LeaseError
-from celery_lease.worker import compat, exports, foreign, reconnects, stops, vitals
+from celery_lease.worker import compat, exports, foreign, places, reconnects, stops, vitals
 from celery_lease.worker.about import versions
 from celery_lease.worker.drain import Drain
 from celery_lease.worker.health import HealthServer, health_of
@@ -136,6 +136,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
             stops.bound_end(consumer, SILENCE, ender.leave)
             stops.note_restarts()
             foreign.outlive(consumer)
+            places.flatten(consumer.controller)  # type: ignore[attr-defined]
             stops.tame_cold_shutdown(consumer, self.leases, self._shutdown, self._ask_to_stop)
             reconnects.keep_running_jobs(consumer)
             reconnects.read_to_the_end(consumer)
