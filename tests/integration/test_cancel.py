@@ -91,6 +91,17 @@ def test_a_cancelled_task_cleans_up_and_is_revoked(
     assert "Traceback" not in worker.log
 
 
+def test_a_worker_whose_loop_is_its_task_is_found_and_cancels(stage: Stage) -> None:
+    """By commands that ask all workers which of them have leases."""
+    worker = stage.worker("solo")
+    running = stage.start("work", LONG)
+    shell = Shell(stage.app)
+    assert f"views.work  {running}  {worker.hostname}" in shell("status", "-t", "3")
+    said = shell("cancel", running, "-t", "3")
+    assert said.startswith(f"views.work[{running}] on {worker.hostname}: its next beat tells it")
+    assert stage.is_revoked(running)
+
+
 def test_what_waits_is_revoked_at_once(stage: Stage) -> None:
     """Prefetched, or until its ETA: settled now; what is elsewhere is refused when it comes."""
     worker = stage.worker()
