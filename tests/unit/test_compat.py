@@ -28,6 +28,7 @@ from kombu.transport.virtual import Message, QoS
 
 from celery_lease import LeasedTask
 from celery_lease.worker import compat
+from celery_lease.worker.compat import pools
 from celery_lease.worker.held import Handle
 from celery_lease.worker.request import LeasedRequest
 from celery_lease.worker.steps import LeaseConsumer
@@ -210,7 +211,7 @@ def test_a_solo_pool_is_recognised() -> None:
         SimpleNamespace(pool=object.__new__(get_implementation(name)))
         for name in ("solo", "threads")
     )
-    assert (compat.is_solo(solo), compat.is_solo(other)) == (True, False)
+    assert (pools.is_solo(solo), pools.is_solo(other)) == (True, False)
 
 
 def test_a_consumer_has_what_the_step_asks_of_it(app: Celery) -> None:
@@ -475,10 +476,10 @@ def test_a_green_worker_that_waits_for_its_broker_is_found_out(module: str, wait
     code: dict[str, Any] = {"__name__": module}
     exec("def wait(switch): switch()", code)  # noqa: S102
     pool = SimpleNamespace(is_green=True, __module__="celery.concurrency.gevent")
-    enders: list[compat.Ender] = []
+    enders: list[pools.Ender] = []
 
     def main() -> None:
-        enders.append(compat.ender(SimpleNamespace(pool=pool, controller=None), lambda: None))
+        enders.append(pools.ender(SimpleNamespace(pool=pool, controller=None), lambda: None))
         code["wait"](looker.switch)
 
     looker = greenlet.getcurrent()

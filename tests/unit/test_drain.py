@@ -10,7 +10,7 @@ from celery.worker import state
 from celery.worker.control import Panel
 
 from celery_lease.worker import compat, control
-from celery_lease.worker.compat import Ender
+from celery_lease.worker.compat.pools import Ender
 from celery_lease.worker.drain import Drain
 from celery_lease.worker.held import Ending
 from celery_lease.worker.shutdown import Shutdown

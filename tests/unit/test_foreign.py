@@ -10,7 +10,7 @@ import pytest
 from celery import signals
 from celery.worker.consumer import Consumer
 
-from celery_lease.worker import foreign
+from celery_lease.worker.compat import foreign
 
 TASK = {"task": "t", "id": "i"}
 BODY = [[], {}, {}]

@@ -12,7 +12,7 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import WorkController
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
-from celery_lease.worker import places
+from celery_lease.worker.compat import places
 
 
 class Line:

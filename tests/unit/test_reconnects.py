@@ -19,7 +19,7 @@ from celery.worker.consumer import Consumer
 from kombu.asynchronous import Hub, set_event_loop
 from kombu.transport import redis as kombu_redis
 
-from celery_lease.worker import reconnects
+from celery_lease.worker.compat import reconnects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

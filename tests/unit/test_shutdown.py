@@ -13,7 +13,7 @@ import pytest
 from celery_lease.core import board as beatboard
 from celery_lease.core.board import Outcome
 from celery_lease.core.delivery import Answer
-from celery_lease.worker.compat import Ender
+from celery_lease.worker.compat.pools import Ender
 from celery_lease.worker.held import Ending
 from celery_lease.worker.shutdown import LOOK_INTERVAL, SILENCE, TOLD, Shutdown
 from unit.fake_broker import POLICY, Bench

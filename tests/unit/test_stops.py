@@ -13,8 +13,8 @@ from celery.utils import log
 from celery.worker import state
 from celery.worker.consumer import Consumer
 
-from celery_lease.worker import stops
-from celery_lease.worker.compat import Ender
+from celery_lease.worker.compat import stops
+from celery_lease.worker.compat.pools import Ender
 from celery_lease.worker.shutdown import Shutdown
 from unit.fake_broker import Bench
 

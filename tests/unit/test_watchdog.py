@@ -15,7 +15,7 @@ import pytest
 from celery_lease.core import board as beatboard
 from celery_lease.core.board import Outcome
 from celery_lease.core.policy import Mode, OnLost
-from celery_lease.worker.compat import Pool
+from celery_lease.worker.compat.pools import Pool
 from celery_lease.worker.diagnosis import Diagnosis, Doing
 from celery_lease.worker.held import Ending
 from celery_lease.worker.watchdog import LEAVING, LONGEST_WAIT, SLEPT, Watchdog

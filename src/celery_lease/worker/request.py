@@ -23,6 +23,7 @@ from celery_lease.core.board import BoardFull
 from celery_lease.core.errors import TooManyDeliveries
 from celery_lease.outcome import Cancelled, Discarded, HandedOver
 from celery_lease.worker import compat, poison
+from celery_lease.worker.compat import pools
 
 if TYPE_CHECKING:
     from celery_lease.worker.held import Handle
@@ -182,7 +183,7 @@ class LeasedRequest(Request):
         if self.lease is None:
             super().cancel(pool, signal, **options)
         elif compat.in_signal_handler() and not self.lease.leases.is_lost(self.lease.tag):
-            if compat.kind(pool) != "prefork":
+            if pools.kind(pool) != "prefork":
                 # No other pool can end a task from inside of a signal handler, which may stand in
                 # the task itself; Celery's attempt would fail it.
                 self.lease.leases.hurry()

@@ -28,7 +28,7 @@ from celery_lease.core import board as beatboard
 from celery_lease.worker.held import Ending
 
 if TYPE_CHECKING:
-    from celery_lease.worker.compat import Ender
+    from celery_lease.worker.compat.pools import Ender
     from celery_lease.worker.held import Held
     from celery_lease.worker.leases import Leases
 

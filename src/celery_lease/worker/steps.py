@@ -23,8 +23,9 @@ from celery_lease import brokers, settings
 from celery_lease.core.board import Board
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.errors import LeaseError
-from celery_lease.worker import compat, exports, foreign, places, reconnects, stops, vitals
+from celery_lease.worker import compat, exports, vitals
 from celery_lease.worker.about import versions
+from celery_lease.worker.compat import foreign, places, pools, reconnects, stops
 from celery_lease.worker.drain import Drain
 from celery_lease.worker.health import HealthServer, health_of
 from celery_lease.worker.keeper import LONGEST_WAIT, Keeper
@@ -69,7 +70,7 @@ class LeaseSettings(bootsteps.StartStopStep):
         an order of magnitude, than the worker parts need (see ``gc.freeze`` in Python's manual).
         """
         super().__init__(worker, **options)
-        if compat.forks_its_pool(worker):
+        if pools.forks_its_pool(worker):
             gc.collect()
             gc.freeze()
 
@@ -130,7 +131,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
             consumer.leases = self.leases  # type: ignore[attr-defined]
             if self.leases.driver.capabilities.buries:
                 self.leases.dead_letter_queue_of = loaded.dead_letter_queue_of
-            ender = compat.ender(consumer, stops.leave)
+            ender = pools.ender(consumer, stops.leave)
             self._shutdown = Shutdown(self.leases, ender)
             self.leases.hurry = self._shutdown.hurry
             stops.bound_end(consumer, SILENCE, ender.leave)
@@ -144,7 +145,7 @@ class LeaseConsumer(bootsteps.StartStopStep):
             self._drain = Drain(self.leases, self._shutdown, lambda: self._clear_soon(consumer))
             consumer.lease_drain = self._drain  # type: ignore[attr-defined]
             self._loop_interval = min([LOOP_INTERVAL, *(LOOP_SHARE * each for each in extensions)])
-            self.watchdog = Watchdog(self.leases, compat.watched(consumer, ender))
+            self.watchdog = Watchdog(self.leases, pools.watched(consumer, ender))
             self._stand_in = StandIn(consumer, self.leases, self._shutdown)
             self._publish(consumer, loaded.publish_progress)
             reaper = Reaper(self.leases.driver)
@@ -344,5 +345,5 @@ def _will_pass(consumer: Consumer, exc: Exception) -> bool:
 def _make_leases(consumer: Consumer, channel: Any, policies: Policies) -> Leases:
     worker_id = f"{consumer.hostname}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
     leases = Leases(brokers.driver(channel), Board.create(), SystemClock(), worker_id, policies)
-    leases.loop_is_task = compat.is_solo(consumer)
+    leases.loop_is_task = pools.is_solo(consumer)
     return leases

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from celery_lease.core.lease import Lease
-    from celery_lease.worker.compat import Pool
+    from celery_lease.worker.compat.pools import Pool
     from celery_lease.worker.held import Held
     from celery_lease.worker.leases import Leases
 

@@ -1,8 +1,5 @@
 """Celery's ways to stop a worker, each made bounded and harmless.
 
-With :mod:`.compat` the only place for Celery's internals, as read in 5.5.3 and 5.7.0;
-``tests/unit/test_stops.py`` notices when one of them changes.
-
 A soft or cold shutdown is done inside of a signal handler, which interrupts whatever the main
 thread does: the task itself in a solo worker, the event loop's core under gevent and eventlet,
 a lock's holder anywhere. So nothing waits there but what another thread or process brings to an
@@ -24,6 +21,7 @@ from celery.platforms import EX_FAILURE, signals
 from celery.worker import state
 
 from celery_lease.worker import compat
+from celery_lease.worker.compat import pools
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +112,7 @@ class _Cold:
         self._leases, self._shutdown, self._begin = leases, shutdown, begin
         self._consumer: Any = consumer
         self._worker: Any = consumer.controller  # type: ignore[attr-defined]
-        self._kind = compat.kind(consumer.pool)
+        self._kind = pools.kind(consumer.pool)
         self._in_handler = False  # between the handler's first step and its last
         self._soft = False  # it began a soft shutdown that nobody waits for in it
         self._stop_due = False  # the pool is to be stopped outside of it
@@ -134,7 +132,7 @@ class _Cold:
 
     def wait_for_soft_shutdown(self) -> None:
         timeout = self._consumer.app.conf.worker_soft_shutdown_timeout
-        plain = compat.runs_plain_tasks()
+        plain = pools.runs_plain_tasks()
         self._begin()
         self._in_handler = True
         self._spare_the_line()

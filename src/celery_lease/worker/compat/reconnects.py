@@ -1,7 +1,6 @@
 """What Celery does when its event loop or a connection ends, made harmless to what runs.
 
-With :mod:`.compat` the only place for Celery's internals, as read in 5.5.3, 5.6.2 and 5.7.0;
-``tests/unit/test_reconnects.py`` notices when one of them changes.
+As read in 5.5.3, 5.6.2 and 5.7.0.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from inspect import isgenerator
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
-from celery_lease.worker import compat
+from celery_lease.worker.compat import pools
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,7 +59,7 @@ def keep_running_jobs(consumer: Consumer) -> None:
     """
     pool: Any = consumer.pool
     flush = getattr(pool, "flush", None)
-    if compat.kind(pool) != "prefork" or flush is None:
+    if pools.kind(pool) != "prefork" or flush is None:
         return
 
     def flush_what_waits() -> None:

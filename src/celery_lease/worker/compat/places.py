@@ -3,9 +3,6 @@
 A request that is not let in gives its place to the next in line, which Celery then calls from
 there. When a worker drains, or comes back from a pause, hundreds in a row are not let in: their
 calls, one inside the other, ended the worker by the interpreter's limit.
-
-With :mod:`.compat`, :mod:`.stops` and :mod:`.foreign` the only place for Celery's internals, as
-read in 5.5.3 and 5.7.0; ``tests/unit/test_places.py`` notices when one of them changes.
 """
 
 from __future__ import annotations

@@ -4,9 +4,6 @@ Celery rejects what it finds to be no task, and dies of what it did not think of
 list, a body of ``null``, a time limit that is no number. Such a message would end the next worker
 too. Here it is put with the dead letters if it has a lease, or rejected as Celery rejects others.
 An error that is not the message's fault is left to Celery, which ends the worker.
-
-With :mod:`.compat` and :mod:`.stops` the only place for Celery's internals, as read in 5.5.3 and
-5.7.0; ``tests/unit/test_foreign.py`` notices when one of them changes.
 """
 
 from __future__ import annotations
