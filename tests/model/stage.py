@@ -123,7 +123,7 @@ class Stage:
     def arrive(self, nonce: int) -> tuple[Attempt, str] | None:
         """Take the next message as a consumer that waits; also return what kombu would record."""
         arrival = f"arrival#{nonce}"
-        command = self.drivers[0].arrive(arrival, ARRIVAL, {"q": "q"}, "w", by_name=False)
+        command = self.drivers[0].arrive(arrival, ARRIVAL, {"q": "q"}, by_name=False)
         try:
             reply: Any = self.client.execute_command(*command)
         except redis.RedisError as exc:

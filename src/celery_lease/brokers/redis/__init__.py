@@ -32,8 +32,6 @@ Beside them, with ``unacked`` standing for the configured key and behind any ``g
 
 ``unacked.bell``
     list with one empty text, or none: wakes one of the consumers that wait for messages.
-``unacked.watches``
-    hash, list to who waits at it and until when; gone a moment after the last of them.
 
 Any message that a channel with leases takes out of a list, plain ones too, is first recorded in
 kombu's two places and the first two of these, under a tag that begins with ``arrival#``, for a few

@@ -3,11 +3,9 @@
 Kombu waits with ``BRPOP``: the server takes a message out of its list and sends it, also to a
 worker that was killed a moment ago, or stopped, or cut off, and the message is gone. Here a script
 takes it and records where it is, in one step; what nobody claims within :data:`ARRIVAL` goes back.
-A script cannot wait. So the server is first asked to wait, for as long as :class:`Pause` says; both
-commands are sent at once, and kombu, which waits for the socket to become readable, sees no
-difference. Of all that wait, one watches a list: with a ``BLMOVE`` from its end to the same end,
-which returns as soon as there is a message and leaves it where it is. The others wait at a list of
-their own, which is rung like a bell where one takes a message and leaves some.
+A script cannot wait. So the server is first asked to wait, for as long as :class:`Pause` says, at
+a list that others ring like a bell; both commands are sent at once, and kombu, which waits for the
+socket to become readable, sees no difference.
 
 Kombu does not tell either which list a message came from, and a topic exchange may have put the
 same one into several. And it loses what it cannot read: the error ends the worker, the text is
@@ -39,8 +37,6 @@ from redis.exceptions import (
 from celery_lease.brokers.redis.refusals import will_pass
 
 if TYPE_CHECKING:
-    from collections.abc import Container
-
     from celery_lease.brokers.redis.driver import RedisDriver
 
 logger = logging.getLogger(__name__)
@@ -50,8 +46,6 @@ logger = logging.getLogger(__name__)
 ARRIVAL = 5.0
 #: Shortest and longest pause between two looks at empty lists, in seconds.
 SHORTEST, LONGEST = 0.004, 0.05
-#: Parts of what the script returns of a message.
-MESSAGE = 2
 #: What an error begins with that says of a queue's key that it is something else.
 WRONG_KEY = "WRONGTYPE key "
 #: Name of the list for unreadable texts, after that of the list they came from.
@@ -63,24 +57,14 @@ class Pause:
     """How long to leave empty lists alone: longer each time, from the last message on.
 
     A busy queue is never waited for; an idle worker asks at most 20 times a second. A server that
-    has nothing else to do ends a pause at the next tick of its clock, of 100 ms by default. A
-    message for the list that is watched ends it at once.
+    has nothing else to do ends a pause at the next tick of its clock, of 100 ms by default.
     """
 
     seconds: float = 0.0
-    watched: str | None = None  #: full key of the list that is ours to watch
-    refused: bool = False  #: the server did not wait there: one that is full does not
 
     def found(self, *, message: bool) -> None:
         """Go by whether there was a message."""
         self.seconds = 0.0 if message else min(max(2 * self.seconds, SHORTEST), LONGEST)
-        self.refused = self.refused and not message
-
-    def command(self, lists: Container[str], bell: str) -> tuple[Any, ...]:
-        """Return what has the server wait."""
-        if self.watched in lists and not self.refused:
-            return ("BLMOVE", self.watched, self.watched, "RIGHT", "RIGHT", self.seconds)
-        return ("BLPOP", bell, self.seconds)
 
 
 def check_tag(tag: object) -> None:
@@ -103,7 +87,6 @@ class Arrivals:
         self._popped: tuple[bytes, bytes] | None = None  # list and text of what arrives now
         self._queue: str | None = None  # of what is fetched now
         self._tag = ""  # of what arrives now, or will
-        self._asker = uuid.uuid4().hex
         self._pause = Pause()
         self._paused = False  # by the request under way
         self._known = False  # to the server: the script
@@ -153,11 +136,10 @@ class Arrivals:
             for queue in queues
         }
         self._tag = f"arrival#{uuid.uuid4().hex}"
-        asker, known = self._asker, self._known
-        commands = [self._driver.arrive(self._tag, ARRIVAL, lists, asker, by_name=known)]
+        commands = [self._driver.arrive(self._tag, ARRIVAL, lists, by_name=self._known)]
         self._paused = self._pause.seconds > 0
         if self._paused:
-            commands.insert(0, self._pause.command(lists, self._driver.keys.bell))
+            commands.insert(0, ("BLPOP", self._driver.keys.bell, self._pause.seconds))
         connection = channel.client.connection
         channel._in_poll, channel._brpop_sent_at = connection, monotonic()  # noqa: SLF001
         connection.send_packed_command(connection.pack_commands(commands))
@@ -166,38 +148,30 @@ class Arrivals:
         if command_name != "BRPOP":
             return self._parse(connection, command_name, **options)
         try:
-            found = self._parse_arrival(connection, **options)
+            self._popped = self._parse_arrival(connection, **options)
         except ResponseError as exc:
             if not will_pass(exc):
                 raise
             # For Celery an unknown error is the end of the worker, a lost connection is not.
             raise ConnectionError(f"no message: {exc}") from exc
-        self._popped = (found[0], found[1]) if len(found) == MESSAGE else None
         self._pause.found(message=self._popped is not None)
-        self._pause.watched = bytes_to_str(found[0]) if found else None
         return self._popped
 
-    def _parse_arrival(self, connection: Any, **options: Any) -> tuple[bytes, ...]:
-        """Return list and text of a message, or a list to watch, or nothing."""
+    def _parse_arrival(self, connection: Any, **options: Any) -> Any:
         if self._paused:
-            try:
-                self._parse(connection, "BLPOP", **options)
-            except ResponseError:
-                if self._pause.refused:
-                    raise
-                self._pause.refused = True
+            self._parse(connection, "BLPOP", **options)
         try:
             reply = self._parse(connection, "BRPOP", **options)
         except NoScriptError:
             self._known = False
-            return ()
+            return None
         except ResponseError as exc:
             if not str(exc).startswith(WRONG_KEY):
                 raise
             self._tell_once(str(exc))
-            return ()
+            return None
         self._known = True
-        return reply or ()
+        return reply
 
     def _tell_once(self, text: str) -> None:
         if text not in self._told:

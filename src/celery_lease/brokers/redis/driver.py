@@ -97,7 +97,7 @@ class RedisDriver:
         )
 
     def arrive(
-        self, tag: str, seconds: float, lists: Mapping[str, str], asker: str, *, by_name: bool
+        self, tag: str, seconds: float, lists: Mapping[str, str], *, by_name: bool
     ) -> tuple[Any, ...]:
         """Return the command that takes the next message of *lists*: full keys and their queues.
 
@@ -105,13 +105,12 @@ class RedisDriver:
             tag: Names the record that keeps the message until it is claimed or adopted.
             seconds: How long that may take.
             lists: In the order in which they are looked at.
-            asker: Who may be told to watch one of them.
             by_name: The server knows the script already.
         """
         script = self._scripts["arrive"]
         command = ("EVALSHA", script.sha) if by_name else ("EVAL", script.script)
-        keys = [*self.keys.claims, self.keys.bell, self.keys.watches, *lists]
-        return (*command, len(keys), *keys, tag, seconds, asker, *lists.values())
+        keys = [*self.keys.claims, self.keys.bell, *lists]
+        return (*command, len(keys), *keys, tag, seconds, *lists.values())
 
     def adopt(self, arrival: str, tag: str, text: str) -> Answer:
         """Record a message that arrived as kombu records one without a lease."""

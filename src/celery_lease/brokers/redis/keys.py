@@ -41,11 +41,6 @@ class Keys:
         return f"{self.unacked}.bell"
 
     @property
-    def watches(self) -> str:
-        """Who waits at which list."""
-        return f"{self.unacked}.watches"
-
-    @property
     def graveyards(self) -> str:
         """Names of dead-letter queues."""
         return f"{self.unacked}.dead"
