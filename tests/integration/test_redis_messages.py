@@ -339,10 +339,14 @@ def test_a_message_for_a_consumer_that_was_cancelled_goes_back(
     assert client.hlen("unacked") == 0
 
 
-def test_a_message_that_comes_as_the_window_shrinks_goes_back_at_once(bench: Bench) -> None:
+@pytest.mark.parametrize("leased", [True, False])
+def test_a_message_that_comes_as_the_window_shrinks_goes_back_at_once(
+    bench: Bench, leased: bool
+) -> None:
     """Celery takes a place away when an ETA is due, while the next message is asked for already."""
     bench.publish("first")
     desk, other = bench.desk(prefetch=2), bench.desk()
+    desk.holder.leases = lambda _: leased
     assert bodies(desk.receive()) == ["first"]
     desk.turn(0.05)
     eventually(lambda: desk.turn(0.01) or desk.channel._in_poll)

@@ -67,14 +67,16 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
             # Of no list, so it has none to return to: kept in memory, as long as this worker lives.
             super(kombu_redis.QoS, self).append(message, delivery_tag)
             return
+        if self.arrivals.tag and not super().can_consume():
+            # The window shrank while it was asked for, as after an ETA. If this is not answered, a
+            # reaper returns it.
+            self.driver.hand_back([self.arrivals.tag])
+            raise Empty
         terms = self.holder.terms(message)
         if terms is None:
             self._append_plain(message, delivery_tag)
             return
         attempt = Attempt.of(message, *self.arrivals.origin(message))
-        if attempt.arrival and not super().can_consume():
-            self._return(attempt)
-            raise Empty
         claim = self.driver.claim(attempt, terms, self.clock.now())
         if claim is None:
             self.holder.unclaimed(attempt)
@@ -85,18 +87,11 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
         super(kombu_redis.QoS, self).append(message, claim.tag)
         self.holder.claimed(claim, message)
 
-    def _return(self, attempt: Attempt) -> None:
-        """Return a message at once: the window shrank while it was asked for, as after an ETA."""
-        if Answer.UNKNOWN in self.driver.return_unclaimed([attempt]):
-            self.holder.unclaimed(attempt)
-
     def _append_plain(self, message: Any, delivery_tag: str) -> None:
         arrival = self.arrivals.tag
         if not arrival:
             super().append(message, delivery_tag)
             return
-        if not super().can_consume():
-            raise Empty  # a reaper returns it
         info = message.delivery_info
         text = dumps([message._raw, info["exchange"], info["routing_key"]])  # noqa: SLF001
         if self.driver.adopt(arrival, delivery_tag, text) is not Answer.HELD:
