@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 from celery_lease.cli.drawing import MOST_BARS
+from celery_lease.cli.workers import asker
 from harness.setup import Setup
 from harness.shell import Shell
 from harness.waiting import eventually, free_port
@@ -208,6 +209,17 @@ def test_top_draws_what_fits_and_leaves_the_terminal_as_it_was(crowd: Crowd) -> 
         terminal.wait_for("\x1b[?1049l")
         assert "Traceback" not in terminal.seen
         assert terminal.is_as_before
+
+
+def test_questions_in_a_row_are_answered_in_half_a_second(crowd: Crowd) -> None:
+    """The wait for more replies to the first, which is over, takes nothing from the second.
+
+    Removed: the shorter wait at the server; failed with: no reply to any.
+    """
+    with crowd.setup.app() as app, app.connection_for_write() as connection:
+        ask = asker(app, connection)
+        replies = [ask("lease_state", (), 0.5, {}) for _ in range(4)]
+    assert [list(each) for each in replies] == [[crowd.worker.hostname]] * 4
 
 
 def test_top_is_ended_by_an_interrupt(crowd: Crowd) -> None:

@@ -39,6 +39,9 @@ WITHOUT_REMOTE_CONTROL = {
 #: does not know.
 OURS = "lease"
 
+#: Seconds that a question goes on at the server after its end.
+LEFT_BEHIND = 0.05
+
 DESTINATION = click.option(
     "-d",
     "--destination",
@@ -116,6 +119,11 @@ def asker(
     """
     if not is_askable(connection):
         raise CannotAsk(connection.transport.driver_type)
+    channel = connection.default_channel
+    if hasattr(channel, "brpop_timeout"):
+        # Redis: a question that took all of its time leaves a request for more replies behind, and
+        # until that is answered kombu reads no reply to the next one.
+        channel.brpop_timeout = LEFT_BEHIND
 
     def asked(
         command: str, names: Sequence[str], timeout: float, arguments: dict[str, Any]
