@@ -78,8 +78,8 @@ def test_thousands_of_waiting_messages_keep_their_leases(stage: RelayStage) -> N
     assert now() - sent_at < 6.0  # the main loop turns
     calls, took = scripts_of(stage.broker) - calls, now() - began
     assert calls < 20 * took  # one call each would be some 2,000 a second
-    records = stage.claims().values()
-    assert len(records) == MANY
+    # A task has ended a moment before its message is acknowledged.
+    records = eventually(lambda: len(found := stage.claims()) == MANY and found).values()
     assert {(each["deliveries"], each["losses"]) for each in records} == {(1, 0)}
     assert [events(stage, each) for each in due] == [["start", "end"]] * 3
     assert "lost (" not in worker.log

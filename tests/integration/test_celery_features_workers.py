@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import celery
 import pytest
-from celery import chord
+from celery import chord, signals
 from celery.contrib.testing.worker import start_worker
 
 from harness.app_features import register
@@ -17,6 +17,7 @@ from harness.waiting import eventually
 from harness.workers import WorkerOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from harness.brokers import RedisServer
@@ -66,7 +67,19 @@ def test_leased_tasks_run_in_every_kind_of_worker(
     assert fleet.ledger.count("silent") == 12
 
 
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """An embedded worker sets up the logging of its process, unless somebody else says he does."""
+
+    def leave_it(**_: Any) -> None: ...
+
+    signals.setup_logging.connect(leave_it)
+    yield
+    signals.setup_logging.disconnect(leave_it)
+
+
 # A warning in the worker's thread would be the task's failure; redis warns of what celery calls.
+@pytest.mark.usefixtures("own_logging")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_embedded_worker_runs_leased_tasks_and_leaves_nothing_behind(
     valkey: RedisServer,
