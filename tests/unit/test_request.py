@@ -23,7 +23,7 @@ from celery.worker.request import create_request_cls
 from celery_lease import LeasedTask
 from celery_lease.core.board import BoardFull
 from celery_lease.outcome import Discarded, HandedOver
-from celery_lease.worker.held import Handle
+from celery_lease.worker.held import Ending, Handle
 from celery_lease.worker.request import LeasedRequest
 from unit.leased_runs import make_app
 
@@ -75,7 +75,15 @@ class Leases:
     def drop(self, _tag: str) -> None:
         self._end(DROPPED)
 
-    def hand_back(self, _tags: Any, *, orderly: bool = True, **_: Any) -> None:
+    def hand_back(
+        self,
+        _tags: Any,
+        *,
+        orderly: bool = True,
+        ending: Ending = Ending.HANDED_OVER,
+        **_: Any,
+    ) -> None:
+        assert ending is (Ending.HANDED_OVER if orderly else Ending.LOST)
         self._end(RELEASED if orderly else LOST)
 
     def discard(self, _tag: str) -> None:

@@ -24,6 +24,7 @@ from celery_lease.core.errors import TooManyDeliveries
 from celery_lease.outcome import Cancelled, Discarded, HandedOver
 from celery_lease.worker import compat, poison
 from celery_lease.worker.compat import pools
+from celery_lease.worker.held import Ending
 
 if TYPE_CHECKING:
     from celery_lease.worker.held import Handle
@@ -166,7 +167,10 @@ class LeasedRequest(Request):
         if self.lease is not None and not self.acknowledged:
             if requeue:
                 self.lease.leases.hand_back(
-                    [self.lease.tag], orderly=not self.lease_loss, front=self.lease_loss
+                    [self.lease.tag],
+                    orderly=not self.lease_loss,
+                    front=self.lease_loss,
+                    ending=Ending.LOST if self.lease_loss else Ending.HANDED_OVER,
                 )
             else:
                 self.lease.leases.drop(self.lease.tag)
