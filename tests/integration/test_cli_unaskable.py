@@ -40,7 +40,7 @@ def test_what_needs_workers_says_so_in_one_line(shell: Shell, command: str) -> N
     (line,) = done.output.splitlines()
     assert line.startswith("Error: workers on ")
     assert "cannot be asked or told anything: " in line
-    assert "see celery lease explain TASK_ID" in line
+    assert "see celery -A APP lease explain TASK_ID" in line
 
 
 def test_a_task_is_explained_as_far_as_it_can_be(shell: Shell) -> None:
@@ -50,7 +50,7 @@ def test_a_task_is_explained_as_far_as_it_can_be(shell: Shell) -> None:
     assert "cannot be asked: who holds a task, its last beat and its progress are in" in told
     told = shell("explain", "t2")
     assert "proj.work[t2] is a dead letter in queue " in told
-    assert "celery lease dead retry t2" in told
+    assert "celery -A APP lease dead retry t2" in told
 
 
 def test_what_needs_no_workers_is_done(shell: Shell) -> None:

@@ -127,7 +127,7 @@ def test_a_holder_that_does_not_reply_is_told_from_the_record() -> None:
     assert "is held by w1@h:7:cd, which did not reply" in story(recorded=[recorded()])
     expired = story(recorded=[recorded(remaining=-7.0)])
     assert "its lease expired 7.0s ago" in expired
-    assert "celery lease reap" in expired
+    assert "celery -A APP lease reap" in expired
     assert "3 more losses make it a dead letter" in expired
     resting = story(recorded=[recorded(remaining=4.0, resting=True, losses=2)])
     assert "goes back to queue q in 4.0s" in resting
@@ -157,7 +157,7 @@ def test_a_dead_letter_is_told_with_the_way_back() -> None:
     told = story(dead=[letter])
     assert "is a dead letter in queue q.dead since 2030-01-01 00:01:40 UTC" in told
     assert "delivery 1 to w0@h:9:ab" in told
-    assert "celery lease dead retry x" in told
+    assert "celery -A APP lease dead retry x" in told
 
 
 def test_a_task_that_is_over_is_told_by_its_result() -> None:

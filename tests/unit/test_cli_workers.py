@@ -38,6 +38,7 @@ def ask(control: Control, command: str, *names: str, transport: str = "redis") -
     connection = SimpleNamespace(
         transport=SimpleNamespace(driver_type=transport),
         supports_exchange_type=lambda _: transport != "nats",
+        default_channel=SimpleNamespace(),
     )
     app: Any = SimpleNamespace(control=control)
     return asker(app, connection)(command, names, 1.0, {})

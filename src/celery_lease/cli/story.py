@@ -84,7 +84,7 @@ def tell(facts: Facts, now: float) -> Iterator[str]:
             f"{when(letter.died_at)}: it was lost {letter.losses} times."
         )
         yield from map(_loss, letter.history)
-        yield f"Next: nothing, until somebody says: celery lease dead retry {facts.task_id}"
+        yield f"Next: nothing, until somebody says: celery -A APP lease dead retry {facts.task_id}"
     if facts.waiting and not facts.held:
         yield from _waiting(facts, facts.waiting)
     yield from _result(facts)
@@ -212,7 +212,7 @@ def _recorded(facts: Facts, lease: Recorded, now: float) -> Iterator[str]:
         )
         yield (
             f"Next: the reaper of any worker returns it to queue {queue} within "
-            f"{facts.reaper_interval:g}s. If there is no worker: celery lease reap"
+            f"{facts.reaper_interval:g}s. If there is no worker: celery -A APP lease reap"
         )
     else:
         yield (

@@ -96,7 +96,8 @@ class CannotAsk(click.ClickException):
         super().__init__(
             f"workers on {called(transport)} cannot be asked or told anything: {why}. What they "
             "hold is in their logs, metrics and health endpoints (lease_health_port); of one task "
-            "see celery lease explain TASK_ID; SIGTERM has a worker hand back what has not begun"
+            "see celery -A APP lease explain TASK_ID; SIGTERM has a worker hand back what has "
+            "not begun"
         )
 
 

@@ -56,7 +56,7 @@ def bury(request: Request, lease: Handle, exc: TooManyDeliveries) -> bool:
     answer = lease.leases.bury(lease.tag, exc.queue)
     if answer is Answer.HELD:
         extra = lease.fields(request)
-        logger.error("%s; see: celery lease dead show %s", exc, exc.task_id, extra=extra)
+        logger.error("%s; see: celery -A APP lease dead show %s", exc, exc.task_id, extra=extra)
         _fail(request, exc, extra)
     elif answer is Answer.UNKNOWN:
         logger.critical(

@@ -45,7 +45,7 @@ def _overdue(case: Case, driver: Driver) -> Finding:
         f"{_count(len(missed))} messages are overdue, by up to {worst:.0f} s",
         "Their leases, or for plain ones the visibility timeout, are over, and nobody has returned "
         "them to their queues: no worker with leases is up.",
-        "Start one, or return them by `celery lease reap`.",
+        "Start one, or return them by `celery -A APP lease reap`.",
     )
 
 
@@ -66,7 +66,7 @@ def _dead(case: Case, driver: Driver) -> Finding:
         "leases.dead",
         f"dead letters: {shown}",
         "Their deliveries ended by loss too often. They stay until somebody decides.",
-        "See `celery lease dead list`, `dead show ID`, then `dead retry` or `dead purge`.",
+        "See `celery -A APP lease dead list`, `dead show ID`, then `dead retry` or `dead purge`.",
     )
 
 
