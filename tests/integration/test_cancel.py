@@ -30,6 +30,13 @@ class Stage(RedisStage):
         "lease_shutdown_timeout": 6,
     }
 
+    def worker(self, *args: Any, **options: Any) -> Worker:
+        """Start a worker and return it when it hears commands: a moment after it is ready."""
+        worker = super().worker(*args, **options)
+        ask = {"destination": [worker.hostname], "timeout": 0.5}
+        eventually(lambda: self.app.control.ping(**ask), what=f"{worker.hostname} hears commands")
+        return worker
+
     def start(self, task: str, *args: Any, **options: Any) -> str:
         """Send a task and return when it runs."""
         task_id = self.send(task, *args, **options)
