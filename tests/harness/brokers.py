@@ -182,6 +182,20 @@ class SentinelSet:
         state: dict[str, Any] = self.replica.client().info("replication")
         return bool(state["master_link_status"] == "up")
 
+    def wait_replicated(self) -> None:
+        """Wait until the replica has all that was written; WAIT is for its own client's writes."""
+
+        def offset(server: RedisServer, name: str) -> object:
+            with server.client() as client:
+                state: dict[str, Any] = client.info("replication")
+                return state.get(name)
+
+        def has_all() -> bool:
+            written = offset(self.master, "master_repl_offset")
+            return offset(self.replica, "slave_repl_offset") == written
+
+        eventually(has_all, 30, what="the replica has all that was written")
+
     def fresh_url(self) -> str:
         """Return the URL of a database that no other test uses."""
         return f"sentinel://127.0.0.1:{self.sentinel.port}/{next(self._databases)}"

@@ -93,7 +93,7 @@ def test_a_lease_outlives_the_failover_of_its_server(sentinel_set: SentinelSet) 
     assert desk.extend(a) is Answer.HELD
     desk.connection.release()
     assert desk.extend(a) is Answer.HELD
-    sentinel_set.master.client().wait(1, 5000)
+    sentinel_set.wait_replicated()
     sentinel_set.failover()
     eventually(lambda: desk.extend(a) is Answer.HELD, within=20, every=0.2)
     assert desk.driver.complete([a.claim.tag]) == [Answer.HELD]
