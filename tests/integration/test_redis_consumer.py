@@ -128,7 +128,7 @@ def test_a_lease_of_a_consumer_can_be_extended_and_lost(valkey: RedisServer) -> 
         received += [channel.basic_get("q"), channel.basic_get("q")]
         a = leases.lease_of(received[0])
         assert (a.deliveries, a.losses) == (1, 0)
-        a.extend_visibility(0.001)
+        a.extend_visibility(0.5)  # also the time for an answer
         eventually(leases.reap, every=0.3)
         with pytest.raises(ReceiptHandleExpiredError):
             a.extend_visibility(30)
