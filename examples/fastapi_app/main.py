@@ -22,6 +22,7 @@ def start(rows: int) -> dict[str, str]:
 def state(task_id: str) -> dict[str, Any]:
     """Tell the state, how far it is while it runs, and the sum at the end."""
     result = AsyncResult(task_id, app=app)
-    found, info = result.state, result.info
+    meta = result.backend.get_task_meta(task_id)  # one look: state and info belong together
+    found, info = meta["status"], meta["result"]
     progress = info if found == "PROGRESS" else None
     return {"state": found, "progress": progress, "sum": info if found == "SUCCESS" else None}
