@@ -164,6 +164,13 @@ class Sentinel(RedisServer):
         return len(self.client().sentinel_slaves(self.master_name))
 
 
+def _replication(server: RedisServer) -> dict[str, Any]:
+    """Return what a server says of its replicas or of its master."""
+    with server.client() as client:
+        state: dict[str, Any] = client.info("replication")
+        return state
+
+
 class SentinelSet:
     """A master, a replica and a sentinel that fails over between them."""
 
@@ -179,20 +186,14 @@ class SentinelSet:
         self._databases = iter(range(DATABASES))
 
     def _in_step(self) -> bool:
-        state: dict[str, Any] = self.replica.client().info("replication")
-        return bool(state["master_link_status"] == "up")
+        return bool(_replication(self.replica)["master_link_status"] == "up")
 
     def wait_replicated(self) -> None:
         """Wait until the replica has all that was written; WAIT is for its own client's writes."""
 
-        def offset(server: RedisServer, name: str) -> object:
-            with server.client() as client:
-                state: dict[str, Any] = client.info("replication")
-                return state.get(name)
-
         def has_all() -> bool:
-            written = offset(self.master, "master_repl_offset")
-            return offset(self.replica, "slave_repl_offset") == written
+            written = _replication(self.master)["master_repl_offset"]
+            return bool(_replication(self.replica)["slave_repl_offset"] == written)
 
         eventually(has_all, 30, what="the replica has all that was written")
 
@@ -209,7 +210,7 @@ class SentinelSet:
         """Kill the master and return the replica once the sentinel has promoted it."""
         self.master.kill()
         eventually(lambda: self.sentinel.master_port() == self.replica.port, 30)
-        eventually(lambda: self.replica.client().info("replication")["role"] == "master", 30)
+        eventually(lambda: _replication(self.replica)["role"] == "master", 30)
         return self.replica
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ notices when something it relies on changes.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -28,9 +27,6 @@ from kombu.common import ignore_errors
 
 if TYPE_CHECKING:
     from celery.worker.consumer import Consumer
-
-
-logger = logging.getLogger(__name__)
 
 #: Seconds that a result backend has to take a publication of progress.
 BACKEND_TIMEOUT = 2.0
