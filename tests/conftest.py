@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -30,6 +31,33 @@ if TYPE_CHECKING:
     from harness.rabbitmq import RabbitServer
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let somebody ask for more than CI runs."""
+    parser.addoption(
+        "--whole-matrix",
+        action="store_true",
+        help="tests/matrix: every mode on every pool on every broker, not only a covering part",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have pytest-xdist hand out the files in the order below, not those of most tests first.
+
+    And take Ctrl-C: a shell starts what is in its background without, and so would every process
+    be that a test starts and interrupts.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take minutes, so that no process is left with one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
 
 IN_CI = os.environ.get("CI") == "true"
 

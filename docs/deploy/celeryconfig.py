@@ -1,4 +1,4 @@
-"""The lease settings that every manifest and unit beside this file is timed for."""
+"""The lease settings for which the manifests and units in this directory are timed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import os
 lease_extension = 300
 lease_shutdown_timeout = 60
 
-lease_health_host = "0.0.0.0"  # noqa: S104  (a probe comes from outside the container)
-# The workers of one container share its address: each needs a port of its own.
+lease_health_host = "0.0.0.0"  # noqa: S104  (probes connect from outside the container)
+# The workers of one container share its address, so each needs its own port.
 lease_health_port = {"video": 8001, "mail": 8002}.get(os.environ.get("LEASE_GROUP_MEMBER"), 8000)

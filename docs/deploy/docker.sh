@@ -2,11 +2,11 @@
 # Plain Docker. Seconds follow from lease_shutdown_timeout = 60, see ../shutdown.md.
 set -eu
 
-# One worker. --init: a worker as process 1 buries no orphans.
+# One worker. --init: a worker as process 1 does not reap orphans.
 docker run --detach --name video --restart unless-stopped --init --stop-timeout 75 \
     registry.example.com/proj:1.0 celery -A proj worker -n video@%h -Q video -c 2
 
-# Two workers, stopped one after the other; their parent buries orphans itself.
+# Two workers, stopped one after the other; their parent reaps orphans itself.
 docker run --detach --name all-in-one --restart unless-stopped --stop-timeout 150 \
     registry.example.com/proj:1.0 celery -A proj lease group \
     --worker "video:10=-Q video -c 2" --worker "mail:20=-Q mail -c 8"

@@ -8,14 +8,14 @@ from examples.fenced_writes import StaleError
 
 
 class Result(models.Model):
-    """What a job's newest holder has written."""
+    """The value of a job that its newest holder has written."""
 
     job = models.CharField(max_length=200, unique=True)
     token = models.BigIntegerField()
     value = models.TextField()
 
     class Meta:
-        """In your application's models.py this is not needed."""
+        """Not needed in the models.py of an application."""
 
         app_label = "videos"
 
@@ -24,7 +24,7 @@ class Result(models.Model):
 
 
 def write(job: str, token: int, value: str) -> None:
-    """Write *value* unless a newer holder was here; that is a ``StaleError``."""
+    """Write *value*; raise ``StaleError`` if a newer holder has written."""
     found, made = Result.objects.get_or_create(job=job, defaults={"token": token, "value": value})
     if made:
         return

@@ -1,8 +1,8 @@
-"""Amazon S3, and what speaks like it: a conditional put, on a manifest.
+"""Amazon S3, and stores with the same API: a conditional put of a manifest.
 
-Each holder writes its data under a name of its own token, so nobody spoils another's. What counts
-is the manifest that names the valid data. It is replaced only if it is still the one that was
-looked at (``If-Match``), or not there (``If-None-Match``). It holds the token, so that two of
+Each holder writes its data under a name with its token, so no holder overwrites another's data. A
+manifest names the valid data. It is replaced only if it has not changed since it was read
+(``If-Match``), or if there is none (``If-None-Match``). It contains the token, so that manifests of
 different holders never have the same ETag, which is a checksum of the content.
 """
 
@@ -18,12 +18,12 @@ from examples.fenced_writes import StaleError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Somebody was faster (412), or is writing at this moment (409): look again.
+#: Another holder has written (412) or is writing (409): read the manifest again.
 CHANGED = frozenset({"PreconditionFailed", "ConditionalRequestConflict"})
 
 
 def write(s3: Any, bucket: str, job: str, token: int, value: bytes) -> None:
-    """Write *value* unless a newer holder was here; that is a ``StaleError``."""
+    """Write *value*; raise ``StaleError`` if a newer holder has written."""
     data = f"{job}/{token}"
     s3.put_object(Bucket=bucket, Key=data, Body=value)
     manifest = json.dumps({"token": token, "data": data}).encode()
@@ -46,7 +46,7 @@ def read(s3: Any, bucket: str, job: str) -> tuple[int, bytes]:
 
 
 def _look(s3: Any, bucket: str, job: str, token: int) -> Mapping[str, str]:
-    """Return the condition by which the manifest may be replaced, as far as it may."""
+    """Return the condition under which the manifest may be replaced."""
     try:
         found = s3.get_object(Bucket=bucket, Key=f"{job}/manifest")
     except s3.exceptions.NoSuchKey:

@@ -22,7 +22,7 @@ WHERE results.token <= excluded.token
 
 
 def write(connection: Connection[Any], job: str, token: int, value: str) -> None:
-    """Write *value* unless a newer holder was here; that is a ``StaleError``."""
+    """Write *value*; raise ``StaleError`` if a newer holder has written."""
     with connection.transaction():
         if not connection.execute(WRITE, (job, token, value)).rowcount:
             raise StaleError(job, token)

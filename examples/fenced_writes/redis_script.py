@@ -21,6 +21,6 @@ return 1
 
 
 def write(client: Redis, job: str, token: int, value: str) -> None:
-    """Write *value* unless a newer holder was here; that is a ``StaleError``."""
+    """Write *value*; raise ``StaleError`` if a newer holder has written."""
     if not client.eval(WRITE, 1, f"result:{job}", token, value):
         raise StaleError(job, token)

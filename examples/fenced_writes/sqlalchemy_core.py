@@ -19,7 +19,7 @@ class Base(DeclarativeBase):
 
 
 class Result(Base):
-    """What a job's newest holder has written."""
+    """The value of a job that its newest holder has written."""
 
     __tablename__ = "sqlalchemy_results"
     job: Mapped[str] = mapped_column(String(200), primary_key=True)
@@ -28,13 +28,13 @@ class Result(Base):
 
 
 def write(engine: Engine, job: str, token: int, value: str) -> None:
-    """Write *value* unless a newer holder was here; that is a ``StaleError``."""
+    """Write *value*; raise ``StaleError`` if a newer holder has written."""
     if _update(engine, job, token, value):
         return
     try:
         with engine.begin() as connection:
             connection.execute(insert(Result).values(job=job, token=token, value=value))
-    except IntegrityError:  # there is one: newer, or made since we looked
+    except IntegrityError:  # a row exists: a newer one, or one inserted since the update
         if not _update(engine, job, token, value):
             raise StaleError(job, token) from None
 

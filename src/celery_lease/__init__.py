@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
 if TYPE_CHECKING:
+    __version__: str
+
     from .brokers.consumer import lease_consumer
-    from .checkpoints.errors import CheckpointError
-    from .context import ToolContext
     from .core.errors import (
         AlreadyAttached,
         LeaseError,
@@ -19,14 +17,19 @@ if TYPE_CHECKING:
         TaskCancelled,
         TooManyDeliveries,
         UnsupportedBroker,
+        UnsupportedOperation,
     )
     from .core.heartbeat import Heartbeat
-    from .current import current_context
-    from .decorator import leased_task
     from .extender import LeaseExtender, LeaseExtenderConfig
+    from .installation import install
     from .loops import LoopGroup, Runnable, ShutdownCoordinator
     from .settings import LeaseConfigError
-    from .task import LeasedTask
+    from .task.checkpoints.errors import CheckpointError
+    from .task.context import ToolContext
+    from .task.current import current_context
+    from .task.decorator import leased_task
+    from .task.task import LeasedTask
+    from .worker.request import LeasedRequest
 
 __all__ = [
     "AlreadyAttached",
@@ -37,6 +40,7 @@ __all__ = [
     "LeaseExtender",
     "LeaseExtenderConfig",
     "LeaseLost",
+    "LeasedRequest",
     "LeasedTask",
     "LoopGroup",
     "ReceiptHandleExpiredError",
@@ -47,31 +51,39 @@ __all__ = [
     "TooManyDeliveries",
     "ToolContext",
     "UnsupportedBroker",
+    "UnsupportedOperation",
     "current_context",
+    "install",
     "lease_consumer",
     "leased_task",
 ]
 
 _HOMES = {
-    "CheckpointError": "checkpoints.errors",
+    "CheckpointError": "task.checkpoints.errors",
     "Heartbeat": "core.heartbeat",
     "LeaseConfigError": "settings",
     "LeaseExtender": "extender",
     "LeaseExtenderConfig": "extender",
-    "LeasedTask": "task",
+    "LeasedRequest": "worker.request",
+    "LeasedTask": "task.task",
     "LoopGroup": "loops",
     "Runnable": "loops",
     "ShutdownCoordinator": "loops",
-    "ToolContext": "context",
-    "current_context": "current",
+    "ToolContext": "task.context",
+    "current_context": "task.current",
+    "install": "installation",
     "lease_consumer": "brokers.consumer",
-    "leased_task": "decorator",
+    "leased_task": "task.decorator",
 }
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import a public name on first use, so that the package alone imports no Celery."""
+        """Import a public name on first use: importing the package alone imports no Celery."""
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("celery-lease")
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module

@@ -1,8 +1,8 @@
-"""Ask a worker for its health: ``python -m celery_lease.probe --ready --port 8000``.
+"""Asks a worker for its health: ``python -m celery_lease.probe --ready --port 8000``.
 
-For orchestrators whose probes run a command. Ends with 0 if the worker is what was asked, else with
-1, also if nobody answers. Imports neither Celery nor the app, which takes ten times as long as all
-this; not even an HTTP client, for the same reason.
+For orchestrators whose probes run a command. The exit code is 0 if the answer is good, else 1, also
+without an answer. It imports neither Celery nor the app, which would take ten times as long as all
+of this; and no HTTP client, for the same reason.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ LIVE, READY = "live", "ready"
 
 
 def ask(what: str, *, port: int, host: str = HOST, timeout: float = TIMEOUT) -> tuple[bool, str]:
-    """Return whether a worker is *what* was asked, and what it said of itself.
+    """Return whether a worker is *what* (live or ready), and the body of its answer.
 
     Args:
         what: :data:`LIVE` or :data:`READY`.
-        port: Its ``lease_health_port``.
-        host: Its ``lease_health_host``.
-        timeout: Seconds for each step of it.
+        port: The worker's ``lease_health_port``.
+        host: The worker's ``lease_health_host``.
+        timeout: Seconds for each step.
 
     Raises:
-        OSError: Nobody answered.
+        OSError: There was no answer.
     """
     request = f"GET /health/{what} HTTP/1.0\r\nHost: {host}\r\n\r\n"
     with socket.create_connection((host, port), timeout) as line:
@@ -39,7 +39,7 @@ def ask(what: str, *, port: int, host: str = HOST, timeout: float = TIMEOUT) -> 
 
 
 def report(what: str, *, port: int, host: str = HOST, timeout: float = TIMEOUT) -> tuple[int, str]:
-    """Ask, and return an exit code with a line for people."""
+    """Ask a worker; return an exit code, and a line for display."""
     try:
         good, said = ask(what, port=port, host=host, timeout=timeout)
     except OSError as exc:
@@ -48,7 +48,7 @@ def report(what: str, *, port: int, host: str = HOST, timeout: float = TIMEOUT) 
 
 
 def main() -> int:
-    """Ask as the command line says; return the exit code."""
+    """Ask a worker by the options of the command line; return the exit code."""
     parser = argparse.ArgumentParser(
         "python -m celery_lease.probe", description="Ask a celery worker with leases for its health"
     )

@@ -27,6 +27,12 @@ def plain() -> None:
     """Do nothing, as a plain late-ack task."""
 
 
+@app.task(name="benchmark.plain-start", bind=True, acks_late=True, ignore_result=True)
+def plain_start(self: Any) -> None:
+    """Note when it started, as a plain late-ack task."""
+    record("start", self.request.id, self.request.hostname)
+
+
 @app.task(name="benchmark.pause", bind=True, acks_late=True, ignore_result=True)
 def pause(self: Any, seconds: float) -> None:
     """Keep one process of the pool busy, recorded in the ledger."""
@@ -40,6 +46,11 @@ if not os.environ.get(PLAIN):
     @app.task(name="benchmark.leased", base=LeasedTask, ignore_result=True)
     def leased() -> None:
         """Do nothing, under a lease."""
+
+    @app.task(name="benchmark.leased-start", bind=True, base=LeasedTask, ignore_result=True)
+    def leased_start(self: Any) -> None:
+        """Note when it started, under a lease."""
+        record("start", self.request.id, self.request.hostname)
 
     @app.task(name="benchmark.beats", base=LeasedTask)
     def beats(batches: int, size: int, *, context: ToolContext) -> list[float]:

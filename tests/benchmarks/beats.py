@@ -35,7 +35,17 @@ def cost(bench: Bench, batches: int = 300, size: int = 5000) -> Figure:
 
 
 def beside_weakincentives(_: Bench) -> Figure:
-    """Compare with the heartbeat of weakincentives, attached to a lease extender."""
+    """Compare a context's beat with weakincentives' heartbeat, attached to a lease extender."""
+    return _compared("a beat, beside weakincentives 0.27's attached heartbeat", 0, target=0.25)
+
+
+def attached_beside_weakincentives(_: Bench) -> Figure:
+    """Compare a beat of our attached heartbeat with theirs."""
+    return _compared("an attached heartbeat's beat, beside weakincentives 0.27's", 2, target=1.0)
+
+
+def _compared(name: str, which: int, *, target: float) -> Figure:
+    """Return one of the program's figures as a share of theirs."""
     python = os.environ.get(OTHER_PYTHON, sys.executable)
     done = subprocess.run(
         [python, str(BESIDE)],
@@ -47,15 +57,15 @@ def beside_weakincentives(_: Bench) -> Figure:
     )
     numbers = [float(word) for word in done.stdout.split()] if done.returncode == 0 else []
     return Figure(
-        name="a beat, beside weakincentives 0.27's attached heartbeat",
+        name=name,
         unit="x theirs",
-        target=0.25,
-        measured=numbers[0] / numbers[1] if numbers else None,
+        target=target,
+        measured=numbers[which] / numbers[1] if numbers else None,
         digits=2,
         note=""
         if numbers
         else f"set {OTHER_PYTHON} to a Python 3.12 that has weakincentives and Celery",
-        details=dict(zip(("beat_ns", "weakincentives_ns"), numbers, strict=False)),
+        details=dict(zip(("beat_ns", "weakincentives_ns", "attached_ns"), numbers, strict=False)),
     )
 
 

@@ -43,6 +43,13 @@ class Bench:
             yield cls(server, Path(name))
 
     @contextmanager
+    def beside(self) -> Iterator[Bench]:
+        """Start another such server."""
+        directory = self.directory / f"beside-{next(_numbers)}"
+        with RedisServer(self.server.command[0], directory).start() as server:
+            yield Bench(server, self.directory)
+
+    @contextmanager
     def scene(self, name: str, **conf: Any) -> Iterator[Scene]:
         """Open an empty database, without workers yet."""
         directory = self.directory / f"{name}-{next(_numbers)}"

@@ -1,4 +1,4 @@
-"""Print the nanoseconds of a context's beat and of weakincentives' attached heartbeat's.
+"""Print the nanoseconds of a context's beat, of weakincentives' attached heartbeat's, and of ours.
 
 A program of its own, for weakincentives needs a later Python than this project's tests.
 """
@@ -14,7 +14,8 @@ from weakincentives.runtime.lease_extender import (  # type: ignore[import-not-f
 )
 from weakincentives.runtime.watchdog import Heartbeat  # type: ignore[import-not-found]
 
-from celery_lease.current import private_context
+import celery_lease
+from celery_lease.task.current import private_context
 
 BATCHES, SIZE = 1000, 2000
 
@@ -34,6 +35,10 @@ def nanoseconds(*beats: Any) -> list[float]:
     return [min(times) / SIZE * 1e9 for times in zip(*batches, strict=True)]
 
 
-heartbeat: Any = Heartbeat()
-with LeaseExtender(config=LeaseExtenderConfig(interval=60)).attach(Message(), heartbeat):
-    print(*nanoseconds(private_context().beat, heartbeat.beat))  # noqa: T201
+theirs: Any = Heartbeat()
+ours = celery_lease.Heartbeat()
+with (
+    LeaseExtender(config=LeaseExtenderConfig(interval=60)).attach(Message(), theirs),
+    celery_lease.LeaseExtender().attach(Message(), ours),
+):
+    print(*nanoseconds(private_context().beat, theirs.beat, ours.beat))  # noqa: T201

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from benchmarks import beats, endings, extending, memory, throughput
+from benchmarks import beats, endings, extending, idle, memory, throughput
 from benchmarks.bench import Bench
 from benchmarks.chart import svg
 from benchmarks.figures import as_json, table
@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 
     from benchmarks.figures import Figure
 
-MEASUREMENTS: dict[str, Callable[[Bench], Figure]] = {
+MEASUREMENTS: dict[str, Callable[[Bench], Figure | list[Figure]]] = {
     "beat": beats.cost,
     "beside": beats.beside_weakincentives,
+    "attached": beats.attached_beside_weakincentives,
     "throughput": throughput.ratio,
     "extend": extending.round_trip,
     "takeover": endings.takeover,
     "hand-back": endings.hand_back,
     "memory": memory.added,
+    "idle": idle.one,
+    "idle-8": idle.eight,
+    "shares": idle.four,
 }
 
 
@@ -33,7 +37,7 @@ def main(names: Sequence[str], directory: Path) -> int:
         _say(f"unknown: {', '.join(sorted(unknown))}; there are: {', '.join(MEASUREMENTS)}")
         return 2
     with Bench.open() as bench:
-        figures = [_measure(name, bench) for name in names or MEASUREMENTS]
+        figures = [each for name in names or MEASUREMENTS for each in _measure(name, bench)]
         server = server_version(bench)
     _say(table(figures))
     if not names:
@@ -60,8 +64,8 @@ def _say(text: str) -> None:
     print(text, flush=True)  # noqa: T201
 
 
-def _measure(name: str, bench: Bench) -> Figure:
+def _measure(name: str, bench: Bench) -> list[Figure]:
     started = time.perf_counter()
-    figure = MEASUREMENTS[name](bench)
+    figures = MEASUREMENTS[name](bench)
     _say(f"... {name}: {time.perf_counter() - started:.0f} s")
-    return figure
+    return figures if isinstance(figures, list) else [figures]

@@ -9,7 +9,15 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import beats, bench as benchmarks_bench, brokers, endings, extending, throughput
+from benchmarks import (
+    beats,
+    bench as benchmarks_bench,
+    brokers,
+    endings,
+    extending,
+    idle,
+    throughput,
+)
 from benchmarks.chart import LEFT, UNIT, svg
 from benchmarks.figures import Figure, as_json, table
 from benchmarks.runner import MEASUREMENTS, main, server_version, write
@@ -108,6 +116,16 @@ def test_throughput_is_compared_in_pairs(bench: benchmarks_bench.Bench) -> None:
     figure = throughput.ratio(bench, pairs=2, count=20)
     assert len(figure.details["ratios"]) == 2
     assert [len(figure.details[kind]["rates"]) for kind in ("plain", "leased")] == [2, 2]
+
+
+def test_idle_workers_are_measured_beside_stock_ones(bench: benchmarks_bench.Bench) -> None:
+    """Breaks when a start is not noted, or a leased worker polls."""
+    figures = idle.measure(bench, 1, rounds=1, count=5, still=3)
+    assert [figure.unit for figure in figures] == ["ms", "ms", "a second", "x stock"]
+    assert all(figure.measured is not None for figure in figures)
+    assert figures[0].details["stock"] > 0
+    (commands,) = figures[2].details["leased"]
+    assert commands < 10
 
 
 def test_reserved_messages_are_waited_for(bench: benchmarks_bench.Bench) -> None:

@@ -59,7 +59,10 @@ def _stage(options: argparse.Namespace, home: Path) -> Verdict:
         fleet = WorkerFleet(home)
         try:
             staging = ChaosOptions(
-                seconds=options.seconds, seed=options.seed, workers=options.workers
+                seconds=options.seconds,
+                seed=options.seed,
+                workers=options.workers,
+                keys=options.keys,
             )
             return Chaos(staging, broker, store, Setup(broker.fresh_url()), fleet).run()
         finally:
@@ -75,6 +78,8 @@ def _tell(verdict: Verdict) -> None:
         print(f"lost: {task_id}")  # noqa: T201
     for task_id, run, later in found.overlaps:
         print(f"held twice: {task_id}: {run}, {later}")  # noqa: T201
+    for key, run, later in found.shared:
+        print(f"key held twice: {key}: {run}, {later}")  # noqa: T201
     if verdict.left:
         print(f"left at the broker: {verdict.left}")  # noqa: T201
 
@@ -85,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=300.0, help="of faults; default: %(default)s")
     add("--seed", type=int, default=1, help="default: %(default)s")
     add("--workers", type=int, default=3, help="default: %(default)s")
+    add("--keys", type=int, default=0, help="exclusive keys of the tasks; default: none")
     add("--svg", type=Path, help="write the histogram as a picture")
     add("--keep", type=Path, help="keep logs, ledger and the broker's files in this directory")
     return parser

@@ -29,9 +29,10 @@ CONF = {
     "task_ignore_result": True,
 }
 #: Keys that are empty when every message has ended.
-KEYS = ("celery", "unacked", "unacked_index", "unacked.leases", "unacked.claims")
-#: Chaos is over when so many seconds went by without anything being completed.
-SILENCE = 45.0
+KEYS = ("celery", "unacked", "unacked_index", "unacked.leases", "unacked.claims", "unacked.parked")
+#: Chaos is over when so many seconds went by without anything being completed: more than a reaper
+#: takes to look at a parked message.
+SILENCE = 90.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class ChaosOptions:
     rate: float = 2.0  #: messages a second
     longest: float = 3.0  #: of one task
     between: tuple[float, float] = (0.4, 2.4)  #: from one fault to the next
+    keys: int = 0  #: exclusive keys of the tasks; 0: they have none
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ class Chaos:
     setup: Setup
     fleet: WorkerFleet
     sent: list[str] = field(default_factory=list)  #: task ids; the sender's thread
+    keys: dict[str, str] = field(default_factory=dict)  #: of the tasks; likewise
     _over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> Verdict:
@@ -92,9 +95,12 @@ class Chaos:
                 if time.monotonic() < faults.paused_until + 0.5:
                     continue
                 steps = int(chance.uniform(1, self.options.longest / STEP))
+                key = f"key-{chance.randrange(self.options.keys)}" if self.options.keys else ""
+                headers = {"lease_key": key}
                 with faults.calm:
-                    sent = app.send_task("chaos.work", [steps], producer=producer)
+                    sent = app.send_task("chaos.work", [steps], producer=producer, headers=headers)
                 self.sent.append(str(sent.id))
+                self.keys[str(sent.id)] = key
 
     def _hit(self, crew: Crew, faults: Faults, chance: random.Random) -> None:
         ends = time.monotonic() + self.options.seconds
@@ -124,7 +130,7 @@ class Chaos:
             seed=self.options.seed,
             seconds=seconds,
             sent=len(self.sent),
-            findings=judge(effects, self.fleet.ledger.entries()),
+            findings=judge(effects, self.fleet.ledger.entries(), self.keys),
             staged=faults.staged,
             left=self._left(),
             died=crew.died,

@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-ENV = "CHAOS_STORE"
+ENV = "HARNESS_CHAOS_STORE"
 #: KEYS: a task. ARGV: token, effect, the last moment at which the writer held its lease.
 WRITE = """
 redis.call('HSET', KEYS[1], 'held:' .. ARGV[1], ARGV[3])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_lease.brokers.redis.arrivals import ARRIVAL
+from celery_lease.brokers.redis.sweeps import ARRIVAL
+from celery_lease.testing import conformance
 from chaos.arrival import Stage
 from chaos.histogram import bars
 from chaos.store import Effects, Store
@@ -73,6 +75,22 @@ def test_a_task_without_its_last_effect_is_lost() -> None:
     assert not found.is_good()
 
 
+def test_two_tasks_that_hold_a_key_at_once_fail_the_staging() -> None:
+    """Where the one saw its lease as held after the other had started."""
+    facts = {"t": (FIRST, 1000.1), "u": (SECOND, 1003.0)}
+    entries = [
+        replace(entry("start", token, wall), task_id=each) for each, (token, wall) in facts.items()
+    ]
+    keys = {"t": "k", "u": "k"}
+    for held_at, count in ((1002.9, 0), (1003.1, 1)):
+        effects = {
+            "t": Effects(done=1, held={FIRST: held_at}),
+            "u": Effects(done=1, held={SECOND: 1004.0}),
+        }
+        assert len(judge(effects, entries, keys).shared) == count
+        assert not judge(effects, entries).shared
+
+
 def test_the_histogram_counts_every_time_once() -> None:
     """Times on the bounds and beyond the last one have a class each."""
     times = [0.0, 0.5, 4.0, 7.2, 500.0]
@@ -120,7 +138,8 @@ def test_every_test_that_the_page_names_exists() -> None:
     """A guarantee without its test is none."""
     page = (TESTS.parent / "docs" / "guarantees.md").read_text()
     names = set(re.findall(r"`(test_\w+)`", page))
-    sources = "".join(path.read_text() for path in TESTS.rglob("test_*.py"))
+    paths = [*TESTS.rglob("test_*.py"), *Path(conformance.__path__[0]).glob("*.py")]
+    sources = "".join(path.read_text() for path in paths)
     assert len(names) > 20
     assert {name for name in names if f"def {name}(" not in sources} == set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 #: Seconds by which two readings of the host's wall clock, in two processes, may disagree.
 TOLERANCE = 0.001
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Findings:
     twice: int  #: tasks whose last effect was accepted more than once
     lost: list[str]  #: task ids: sent, never completed
     overlaps: list[tuple[str, Run, Run]]  #: leases that were held at once
+    shared: list[tuple[str, Run, Run]]  #: keys that two tasks held at once
     refused: int  #: writes of former holders that the store turned away
     told: int  #: runs that learned of their loss by LeaseLost
     recoveries: list[float]  #: seconds from the last beat of an unfinished run to the next run
@@ -65,7 +68,8 @@ class Verdict:
 
     def is_good(self) -> bool:
         """Whether nothing was lost, no lease was held twice, and nothing is left behind."""
-        return not (self.findings.lost or self.findings.overlaps or self.left)
+        found = self.findings
+        return not (found.lost or found.overlaps or found.shared or self.left)
 
     def table(self) -> str:
         """Return the counts for people, as Markdown tables."""
@@ -75,6 +79,7 @@ class Verdict:
             ("completed", found.completed),
             ("**lost**", len(found.lost)),
             ("**leases of one message held at once**", len(found.overlaps)),
+            ("**exclusive keys held twice at once**", len(found.shared)),
             ("runs", found.runs),
             ("redelivered", found.redelivered),
             ("runs told of their loss by `LeaseLost`", found.told),
@@ -94,9 +99,18 @@ def _table(title: str, rows: Sequence[tuple[str, int]]) -> str:
     return "\n".join(lines)
 
 
-def judge(effects: Mapping[str, Effects], entries: Sequence[Entry]) -> Findings:
-    """Hold ledger and store against what was sent, the keys of *effects*."""
+def judge(
+    effects: Mapping[str, Effects], entries: Sequence[Entry], keys: Mapping[str, str] = NOTHING
+) -> Findings:
+    """Hold ledger and store against what was sent, the keys of *effects*.
+
+    *keys* has the exclusive key of each task.
+    """
     runs = _runs(effects, entries)
+    by_key: dict[str, list[Run]] = defaultdict(list)
+    for task_id, its in runs.items():
+        if key := keys.get(task_id):
+            by_key[key] += its
     count = sum(map(len, runs.values()))
     return Findings(
         completed=sum(each.done > 0 for each in effects.values()),
@@ -105,6 +119,7 @@ def judge(effects: Mapping[str, Effects], entries: Sequence[Entry]) -> Findings:
         twice=sum(each.done > 1 for each in effects.values()),
         lost=[task_id for task_id, each in effects.items() if not each.done],
         overlaps=[(task_id, *pair) for task_id, its in runs.items() for pair in overlapping(its)],
+        shared=[(key, *pair) for key, its in by_key.items() for pair in sharing(its)],
         refused=sum(each.refused for each in effects.values()),
         told=sum(each.event == "lost" for each in entries),
         recoveries=[
@@ -120,6 +135,14 @@ def overlapping(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
     """Yield pairs of which the one saw its lease as held when the other's had begun."""
     for run, later in itertools.combinations(runs, 2):
         if run.held_at > later.leased_at + TOLERANCE:
+            yield run, later
+
+
+def sharing(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
+    """Yield pairs of which the one saw its lease as held when the other had started."""
+    ordered = sorted(runs, key=lambda run: run.started_at)
+    for run, later in itertools.combinations(ordered, 2):
+        if run.held_at > later.started_at + TOLERANCE:
             yield run, later
 
 

@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 #: A test that ``needs`` more than a driver has is not made for it.
 #:
 #: reaps: it returns expired leases, of anybody. tells: losses are told from orderly returns.
-#: outlives: leases outlive the channel by which their message came.
+#: buries: it moves messages to dead-letter queues.
+#: outlives: leases outlive the channel by which their message came. confirms: one that expired
+#: and that nobody took is still the holder's who asks. orders: messages keep their order.
 BROKERS = {
-    "valkey": {"reaps", "tells", "outlives"},
-    "redis_server": {"reaps", "tells", "outlives"},
-    "pgmq": {"tells", "outlives"},
-    "rabbitmq": set[str](),
-    "memory": {"reaps", "tells", "outlives"},
+    "valkey": {"reaps", "tells", "outlives", "confirms", "orders", "buries"},
+    "redis_server": {"reaps", "tells", "outlives", "confirms", "orders", "buries"},
+    "pgmq": {"tells", "outlives", "confirms", "orders", "buries"},
+    "rabbitmq": {"confirms", "orders", "buries"},
+    "sqs": {"outlives"},
+    "memory": {"reaps", "tells", "outlives", "confirms", "orders"},
 }
 if find_spec("kombu.transport.pgmq") is None:  # before kombu 5.7
     del BROKERS["pgmq"]
@@ -46,6 +49,8 @@ def driver_under_test(request: pytest.FixtureRequest) -> Iterator[Bench]:
         bench = request.getfixturevalue("rabbitmq").bench()
         with bench.channel() as channel:
             channel.queue_delete("q")
+    elif request.param == "sqs":
+        bench = request.getfixturevalue("moto").empty().bench()
     elif request.param == "memory":
         bench = empty_memory()
     else:

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from kombu import Connection
 
-from celery_lease import brokers
+from celery_lease import board as beatboard, brokers
+from celery_lease.board import Board
 from celery_lease.brokers.redis.attempt import Attempt
-from celery_lease.core import board as beatboard
-from celery_lease.core.board import Board
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.delivery import Answer, Claim, Terms
 from celery_lease.core.lease import Lease

@@ -12,6 +12,8 @@ from celery_lease import LeasedTask, ToolContext
 from harness.app import app, gate_path, note
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from celery import Task
 
 
@@ -59,3 +61,18 @@ def holders(self: Task[Any, Any], gate: str, *, context: ToolContext) -> str:
         context.beat()
         time.sleep(0.05)
     return name
+
+
+@app.task(base=LeasedTask, name="checkpoints.rows", bind=True, lease_interruptible=True)
+def rows(self: Task[Any, Any], last: int, every: float, *, context: ToolContext) -> int:
+    """Go through rows in a loop that resumes, 20 in a second."""
+    note(self, "start", deliveries=context.deliveries)
+
+    def rows_after(row: int | None) -> Iterator[int]:
+        return iter(range((row or 0) + 1, last + 1))
+
+    done = 0
+    for done in context.iterate(rows_after, cursor=lambda row: row, every=every, total=last):
+        time.sleep(0.05)
+        note(self, "row", row=done)
+    return done

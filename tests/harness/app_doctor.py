@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from celery_lease import ToolContext, current_context
-from celery_lease.task import LeasedTask
+from celery_lease.task.task import LeasedTask
 from harness.app import app
 from harness.rabbitmq import with_queue
 
@@ -33,6 +33,7 @@ def register(celery: Celery) -> Celery:
     """Give an app these tasks, and its one queue by name."""
     for function in (beats, asks, silent):
         celery.task(base=LeasedTask, name=f"doctor.{function.__name__}", shared=False)(function)
+    celery.task(name="doctor.plain", shared=False)(silent)
     return with_queue(celery)
 
 

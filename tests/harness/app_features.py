@@ -19,7 +19,7 @@ from celery import Task, chain
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_lease import LeasedTask, ToolContext
-from celery_lease.current import active_context
+from celery_lease.task.current import active_context
 from harness import ledger
 from harness.ledger import record
 from harness.setup import Setup

@@ -107,6 +107,31 @@ def of_run(values: Sequence[float], run: int) -> float:
     return values[min(run, len(values)) - 1]
 
 
+@app.task(name="any.plain", bind=True, acks_late=True)
+def plain(self: Task[Any, Any], *seconds: float) -> None:
+    """Take some seconds without a lease, others in each run."""
+    note(self, "start")
+    run = Ledger(Path(os.environ[ledger.ENV])).count("start", self.request.id)
+    time.sleep(of_run(seconds, run))
+    note(self, "end")
+
+
+@app.task(name="any.covered_late", bind=True, acks_late=True, lease_extension=EXTENSION)
+def covered_late(self: Task[Any, Any], seconds: float) -> None:
+    """Take some seconds, under a lease where ``lease_tasks`` says so."""
+    note(self, "start")
+    time.sleep(seconds)
+    note(self, "end")
+
+
+@app.task(name="any.covered_early", bind=True, lease_extension=EXTENSION)
+def covered_early(self: Task[Any, Any], seconds: float) -> None:
+    """As :func:`covered_late`, acknowledged early."""
+    note(self, "start")
+    time.sleep(seconds)
+    note(self, "end")
+
+
 @app.task(name="any.again", bind=True, base=LeasedTask, lease_extension=10, max_retries=2)
 def again(self: Task[Any, Any]) -> None:
     """Retry at once, twice."""
@@ -126,6 +151,7 @@ def again(self: Task[Any, Any]) -> None:
 def die(self: Task[Any, Any]) -> None:
     """Kill the process."""
     begin(self)
+    current_context().beat(note="about to die")
     os.kill(os.getpid(), signal.SIGKILL)
 
 

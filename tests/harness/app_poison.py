@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -24,7 +25,31 @@ app = Setup.from_env().app("poison")
 def kills(self: Task[Any, Any], *, context: ToolContext) -> None:
     """End the process that runs it, whole, whatever else that process does."""
     note(self, "start", deliveries=context.deliveries)
+    context.beat(3, 10, note="sawing")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name="poison.crashes", base=LeasedTask, bind=True, lease_max_deliveries=1)
+def crashes(self: Task[Any, Any]) -> None:
+    """Read where there is nothing, as a faulty C library does."""
+    note(self, "start")
+    ctypes.string_at(0)
+
+
+@app.task(name="poison.kills_worker", base=LeasedTask, bind=True, lease_max_deliveries=2)
+def kills_worker(self: Task[Any, Any], pool: str, *, context: ToolContext) -> None:
+    """End the worker that runs it, while others wait behind it."""
+    note(self, "start", deliveries=context.deliveries)
+    time.sleep(1)
+    os.kill(os.getppid() if pool == "prefork" else os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+@app.task(name="poison.innocent", base=LeasedTask, bind=True, lease_max_deliveries=1)
+def innocent(self: Task[Any, Any], *, context: ToolContext) -> int:
+    """Just work, and allow no loss."""
+    note(self, "start", deliveries=context.deliveries)
+    return context.deliveries
 
 
 @app.task(name="poison.hangs", base=LeasedTask, bind=True, lease_max_deliveries=2)

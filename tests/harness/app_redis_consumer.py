@@ -1,13 +1,16 @@
 """A plain kombu consumer under leases: ``python -m harness.app_redis_consumer <url> <name>``.
 
-A message says ``seconds`` to work, and the ``names`` of consumers that hang instead, beating never.
+A message says ``seconds`` to work, and the ``names`` of consumers that hang instead, beating never,
+until somebody else has started on it.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kombu import Connection, Queue
@@ -16,7 +19,7 @@ from kombu.mixins import ConsumerMixin
 from celery_lease.brokers.consumer import lease_consumer
 from celery_lease.core.heartbeat import Heartbeat
 from celery_lease.extender import LeaseExtender, LeaseExtenderConfig
-from harness.ledger import record
+from harness.ledger import ENV, Ledger, record
 
 if TYPE_CHECKING:
     from celery_lease.brokers.consumer import LeaseConsumer
@@ -51,13 +54,15 @@ class Worker(ConsumerMixin):
         job, lease = message.payload, self.leases.lease_of(message)
         facts = {"token": lease.fencing_token, "losses": lease.losses}
         record("start", job["id"], self.name, **facts)
-        heartbeat = Heartbeat()
+        heartbeat, ledger = Heartbeat(), Ledger(Path(os.environ[ENV]))
         with LeaseExtender(CONFIG).attach(lease, heartbeat):
             end = time.monotonic() + job["seconds"]
             while time.monotonic() < end:
                 time.sleep(0.1)
                 if self.name not in job["names"]:
                     heartbeat.beat()
+                elif ledger.count("start", job["id"]) > 1:
+                    break
         message.ack()
         record("end", job["id"], self.name, **facts)
 

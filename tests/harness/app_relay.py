@@ -6,12 +6,15 @@ delivery it is.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery_lease import LeasedTask, LeaseLost, ToolContext
+from celery_lease.task.current import active_context
 from harness.app import note
 from harness.setup import Setup
 
@@ -87,6 +90,19 @@ def limited(self: Task[Any, Any], *, context: ToolContext) -> None:
         pass
 
 
+def cover(self: Task[Any, Any], seconds: float = 0.0) -> None:
+    """Take some seconds; note whether that is under a lease, in a task that takes no context."""
+    context = active_context()
+    facts = {"deliveries": context.deliveries if context else 1}
+    note(self, "start", leased=bool(context and context.leased), **facts)
+    time.sleep(seconds)
+    note(self, "end", **facts)
+
+
+app.task(name="relay.covered_late", bind=True, acks_late=True)(cover)
+app.task(name="relay.covered_early", bind=True)(cover)
+
+
 @app.task(name="relay.short", base=LeasedTask, bind=True)
 def short(self: Task[Any, Any], *, context: ToolContext) -> None:
     """Do nothing."""
@@ -101,3 +117,18 @@ def careless(self: Task[Any, Any], seconds: float, *, context: ToolContext) -> N
         if context.deliveries == 1:
             time.sleep(seconds)
         context.beat()
+
+
+@app.task(name="relay.hog", base=LeasedTask, bind=True, lease_mode="daemon")
+def hog(self: Task[Any, Any], seconds: int, *, context: ToolContext) -> None:
+    """Keep the interpreter's lock for some seconds, as badly written C code does."""
+    with noted(self, context):
+        ctypes.PyDLL(None).sleep(seconds)
+
+
+@app.task(name="relay.gated", base=LeasedTask, bind=True)
+def gated(self: Task[Any, Any], gate: str, *, context: ToolContext) -> None:
+    """Work without a beat until the test opens the gate."""
+    with noted(self, context):
+        while not Path(gate).exists():
+            time.sleep(5.0)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from typing import TYPE_CHECKING, Any
+
+from celery.signals import worker_init
+from celery.worker import state
 
 from celery_lease import LeasedTask, ShutdownRequested, ToolContext
 from harness.app import note
@@ -13,6 +18,30 @@ if TYPE_CHECKING:
     from celery import Task
 
 app = Setup.from_env().app("shutdown")
+
+logger = logging.getLogger(__name__)
+
+#: A variable that has the main loop hear of no start of a task before it is asked to stop.
+HEARS_LATE = "HARNESS_HEARS_LATE"
+#: What it logs when there is one.
+SENT = "sent to a process"
+
+
+@worker_init.connect
+def hear_late(sender: Any, **_: Any) -> None:
+    """Stand still once a process has got a part of a job, as on a busy machine."""
+    look = state.maybe_shutdown
+
+    def wait_and_look() -> None:
+        jobs = [] if sender.pool._pool is None else sender.pool._pool._cache.values()
+        if any(each._write_to and not each.accepted() for each in jobs):
+            logger.info(SENT)
+            while state.should_stop is None:
+                time.sleep(0.01)
+        look()
+
+    if HEARS_LATE in os.environ:
+        state.maybe_shutdown = wait_and_look
 
 
 @app.task(name="shutdown.beats", base=LeasedTask, bind=True)

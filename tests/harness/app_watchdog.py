@@ -93,3 +93,13 @@ def beats(self: Task[Any, Any], seconds: float, *, context: ToolContext) -> int:
         context.beat()
     note(self, "end", deliveries=context.deliveries)
     return os.getpid()
+
+
+@app.task(name="watchdog.command", base=LeasedTask, bind=True)
+def command(self: Task[Any, Any], line: str, *, context: ToolContext) -> int:
+    """Run a command in a shell, at the first delivery."""
+    note(self, "start", deliveries=context.deliveries)
+    if context.deliveries == 1:
+        context.run(line, shell=True)
+    note(self, "end", deliveries=context.deliveries)
+    return context.deliveries

@@ -83,10 +83,11 @@ def listen() -> None:
     """Have this worker drain, or go on, at SIGUSR2; for brokers without remote control."""
 
     def begin(sender: Any, **_: Any) -> None:
-        drain = sender.lease_drain
+        drain = sender.lease_runtime.drain
 
         def switch(*_: Any) -> None:
-            sender.call_soon(drain.end if drain.draining else drain.begin)
+            draining = drain.leases.intake.draining
+            sender.call_soon(drain.end if draining else drain.begin)
 
         signal.signal(signal.SIGUSR2, switch)
 

@@ -11,12 +11,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.waiting import eventually
-
 if TYPE_CHECKING:
     from pathlib import Path
 
-ENV = "LEDGER"
+ENV = "HARNESS_LEDGER"
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -80,6 +78,8 @@ class Ledger:
         self, event: str, task_id: str | None = None, *, count: int = 1, within: float = 20.0
     ) -> list[Entry]:
         """Return the entries once there are ``count``, or fail after ``within`` seconds."""
+        from harness.waiting import eventually  # not in a worker without this version
+
         eventually(
             lambda: self.count(event, task_id) >= count,
             within,

@@ -31,4 +31,5 @@ def lease_events(app: Celery) -> Iterator[Callable[[], list[dict[str, Any]]]]:
                     connection.drain_events(timeout=0.1)
                 return events
 
+            heard()  # on Redis, only this subscribes: what was sent before would never come
             yield heard

@@ -29,10 +29,12 @@ import itertools
 import sys
 from typing import TYPE_CHECKING, Any, Self
 from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import boto3
+from kombu.transport import SQS
 
+from harness.lease_desk import Bench
 from harness.processes import LocalProcess
 from harness.setup import Setup
 from harness.waiting import eventually, free_port
@@ -102,6 +104,20 @@ class MotoServer(LocalProcess):
         )
         visible, in_flight = (int(answer["Attributes"][name]) for name in names)
         return visible, in_flight
+
+    def empty(self) -> Self:
+        """Forget all queues, and have kombu forget their URLs (its channels may share them)."""
+        cache = getattr(SQS.Channel, "_queue_cache", None)
+        if isinstance(cache, dict):  # before 5.7
+            cache.clear()
+        with urlopen(Request(f"{self.url}/moto-api/reset", method="POST"), timeout=5):  # noqa: S310
+            return self
+
+    def bench(self) -> Bench:
+        """Return consumers and publishers of the test's own process."""
+        setup = self.setup("q")
+        options = {**setup.conf["broker_transport_options"], "wait_time_seconds": 0}
+        return Bench(setup.broker, options, shortest=1.0)  # SQS knows whole seconds
 
     def setup(self, queue: str, *, port: int | None = None, **options: Any) -> Setup:
         """Return the Celery setup of a worker on one queue, by another *port* if given."""

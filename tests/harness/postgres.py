@@ -98,6 +98,10 @@ class PostgresServer(LocalProcess):
         """Create a database with pgmq that no other test uses."""
         return Database(self, self._create_database(f"test{next(self._names)}", TEMPLATE))
 
+    def bare_database(self) -> Database:
+        """Create a database without pgmq."""
+        return Database(self, self._create_database(f"bare{next(self._names)}"))
+
     def _create_database(self, name: str, template: str = "template0") -> str:
         self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return self.dsn(name)

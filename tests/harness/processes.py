@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -13,13 +14,13 @@ from typing import TYPE_CHECKING, Self
 
 import psutil
 
+from harness import forkserver
+from harness.forkserver import MARK, Fork
 from harness.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
-
-MARK = "HARNESS_PROCESS"
 
 
 class LocalProcess:
@@ -36,11 +37,14 @@ class LocalProcess:
         self.log_path = log
         self.mark = uuid.uuid4().hex
         self.env = {**os.environ, **(env or {}), MARK: self.mark}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Fork | None = None
         _started.add(self)
 
     def start(self) -> Self:
         """Start, or start again after an end; the log goes on in the same file."""
+        if forkserver.fits(self.command, self.env):
+            self._process = forkserver.server().start(self.command, self.env, self.log_path)
+            return self
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command,
@@ -53,7 +57,7 @@ class LocalProcess:
         return self
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> subprocess.Popen[bytes] | Fork:
         """The process that was started last."""
         if self._process is None:
             message = f"{self.command[0]} was not started"
@@ -74,7 +78,7 @@ class LocalProcess:
         """Everything it wrote to stdout and stderr so far."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
-    def wait_log(self, text: str, within: float = 20.0) -> Self:
+    def wait_log(self, text: str, within: float = 60.0) -> Self:
         """Return once ``text`` stands in the log, or fail with the log if it ended before."""
         eventually(lambda: self._has_logged(text), within, what=f"log line {text!r} of {self.log}")
         return self
@@ -88,7 +92,9 @@ class LocalProcess:
     def wait(self, within: float = 20.0) -> int:
         """Return the exit status, or fail if it is still alive after ``within`` seconds."""
         eventually(lambda: self.returncode is not None, within, what=f"end of {self.command[0]}")
-        return self.process.returncode
+        status = self.returncode
+        assert status is not None
+        return status
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process alone."""
@@ -152,6 +158,7 @@ class LocalProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
+        gc.collect()  # a dead AsyncResult asks its backend, which may be this process
         self.close()
 
 
@@ -163,3 +170,4 @@ def close_all() -> None:
     """End what is left when a session ends without its fixtures' teardown."""
     for process in list(_started):
         process.close()
+    forkserver.close()

@@ -93,6 +93,8 @@ class RabbitServer(LocalProcess):
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_CTL_DIST_PORT_MIN": str(free_port()),  # else 11 ports for all on the machine
+            "RABBITMQ_CTL_DIST_PORT_MAX": "65535",
             "RABBITMQ_MNESIA_BASE": str(directory / "mnesia"),
             "RABBITMQ_LOG_BASE": str(directory / "log"),
             "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq"),
@@ -110,7 +112,7 @@ class RabbitServer(LocalProcess):
 
     def start(self) -> Self:
         super().start()
-        eventually(self._answers, 60, every=0.2, what="answer of RabbitMQ")
+        eventually(self._answers, 150, every=0.2, what="answer of RabbitMQ")
         # The channels' clock: consumer timeouts are looked at once a minute otherwise.
         self.evaluate("application:set_env(rabbit, channel_tick_interval, 1000)")
         return self
@@ -137,7 +139,7 @@ class RabbitServer(LocalProcess):
             check=True,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=150,
         )
         return done.stdout
 
@@ -155,14 +157,21 @@ class RabbitServer(LocalProcess):
 
     def tls_bench(self) -> RabbitBench:
         """Return consumers and publishers that speak TLS and check who answers."""
+        return RabbitBench(self.tls_url, connection={"ssl": self.ssl_options})
+
+    @property
+    def tls_url(self) -> str:
+        return f"amqps://guest:guest@127.0.0.1:{self.tls_port}//"
+
+    @property
+    def ssl_options(self) -> dict[str, Any]:
+        """What a client needs to check who answers."""
         assert self.certificates is not None
-        ssl_options = {
+        return {
             "ca_certs": str(self.certificates["cert"]),
-            "cert_reqs": ssl.CERT_REQUIRED,
+            "cert_reqs": int(ssl.CERT_REQUIRED),  # as JSON takes it
             "server_hostname": "localhost",
         }
-        url = f"amqps://guest:guest@127.0.0.1:{self.tls_port}//"
-        return RabbitBench(url, connection={"ssl": ssl_options})
 
     def setup(self, queue: str, arguments: Mapping[str, Any] | None = None, **conf: Any) -> Setup:
         """Return the Celery setup of a worker on one queue, declared with *arguments*."""

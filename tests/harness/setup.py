@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from celery import Celery
 
+from harness import last_words
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-BROKER = "BROKER_URL"
-BACKEND = "RESULT_BACKEND"
-CONF = "CELERY_CONF"
+BROKER = "HARNESS_BROKER"
+BACKEND = "HARNESS_BACKEND"
+CONF = "HARNESS_CONF"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Setup:
     @classmethod
     def from_env(cls) -> Self:
         """Read back what :meth:`env` wrote."""
+        if BROKER in os.environ:  # a process that a test started
+            last_words.offer()
         return cls(
             os.environ.get(BROKER, "memory://"),
             os.environ.get(BACKEND) or None,

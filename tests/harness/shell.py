@@ -1,16 +1,37 @@
-"""``celery -A proj lease ...`` in the test's own process."""
+"""``celery -A proj lease ...`` in the test's own process, and in one of its own."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from click.testing import CliRunner
 
 from celery_lease.cli import lease
+from harness.workers import TESTS
 
 if TYPE_CHECKING:
     from celery import Celery
+
+    from harness.setup import Setup
+
+
+def lease_command(setup: Setup, module: str, *args: str) -> str:
+    """Run a command in a process of its own; in a thread: click and pytest both swap stdout."""
+    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", module, "lease", *args],
+        env={**os.environ, **setup.env(), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 class Shell:

@@ -38,14 +38,19 @@ class RedisStage:
         if pool == "spawn":
             self.having(worker_pool_start_method="spawn")
             pool = "prefork"
-        options = WorkerOptions(
+        return self.fleet.start(self.setup, self.options(pool, concurrency, *extra, **env))
+
+    def options(
+        self, pool: str = "prefork", concurrency: int = 1, *extra: str, **env: str
+    ) -> WorkerOptions:
+        """Return a worker's command line."""
+        return WorkerOptions(
             module=self.module,
             pool=pool,
             concurrency=concurrency,
             extra=(*self.extra, *extra),
             env=env,
         )
-        return self.fleet.start(self.setup, options)
 
     @property
     def module(self) -> str:

@@ -1,4 +1,7 @@
-"""A TCP proxy that can keep what clients send, and deliver it although they are gone."""
+"""A TCP proxy that can keep what clients send, and deliver it although they are gone.
+
+It can fall silent, too: then neither end hears anything of the other, its end neither.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ class TcpProxy:
         self._target = port
         self._flows = threading.Event()
         self._flows.set()
+        self._thawed = threading.Event()
+        self._thawed.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._sockets: list[socket.socket] = [self._listener]
@@ -28,6 +33,14 @@ class TcpProxy:
         """Deliver what was kept, and all that follows."""
         self._flows.set()
 
+    def freeze(self) -> None:
+        """Keep everything from both ends, also that one of them has hung up."""
+        self._thawed.clear()
+
+    def thaw(self) -> None:
+        """Deliver what was kept, and all that follows."""
+        self._thawed.set()
+
     def cut(self) -> None:
         """Close every connection, at both ends."""
         for each in self._sockets[1:]:
@@ -35,6 +48,7 @@ class TcpProxy:
 
     def close(self) -> None:
         self._flows.set()
+        self._thawed.set()
         for each in self._sockets:
             self._end(each)
 
@@ -58,7 +72,9 @@ class TcpProxy:
             while data := source.recv(65536):
                 if held:
                     self._flows.wait()
+                self._thawed.wait()
                 target.sendall(data)
+        self._thawed.wait()
         self._end(target)
 
     @staticmethod

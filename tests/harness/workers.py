@@ -34,9 +34,11 @@ class WorkerOptions:
     queues: str = "celery"
     extra: tuple[str, ...] = QUIET_PEERS
     env: Mapping[str, str] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()  #: a command that prepares the ground and then starts the worker
 
     def command(self, hostname: str) -> list[str]:
         return [
+            *self.prefix,
             *(sys.executable, "-m", "celery", "-A", self.module, "worker"),
             *("-n", hostname, "-P", self.pool, "-c", str(self.concurrency)),
             *("-l", self.loglevel, "-Q", self.queues, *self.extra),
@@ -63,7 +65,7 @@ class Worker(LocalProcess):
         )
         self.hostname = hostname
 
-    def wait_ready(self, within: float = 30.0) -> Self:
+    def wait_ready(self, within: float = 90.0) -> Self:
         """Return once the worker consumes."""
         return self.wait_log(f"{self.hostname} ready.", within)
 

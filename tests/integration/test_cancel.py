@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import psutil
 import pytest
 from celery import states
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
 from harness.shell import Shell
 from harness.stage import RedisStage
@@ -66,6 +67,15 @@ class Stage(RedisStage):
         with pytest.raises(TaskRevokedError, match=reason):
             result.get(timeout=10)
         return bool(result.state == states.REVOKED)
+
+    def wait_released(self, task_id: str, error: str, status: str) -> None:
+        """Wait for both hooks of a task, each of which is called once."""
+        self.ledger.wait("after_return", task_id, within=30.0)
+        told = {
+            name: [each.facts for each in self.ledger.entries(name, task_id)]
+            for name in ("on_failure", "after_return")
+        }
+        assert told == {"on_failure": [{"error": error}], "after_return": [{"status": status}]}
 
     def wait_settled(self) -> None:
         eventually(lambda: self.queued + self.held == 0)
@@ -147,6 +157,53 @@ def test_how_a_task_takes_it(stage: Stage) -> None:
     assert stage.ledger.count("start") == 4
 
 
+@pytest.mark.compat
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_task_that_is_over_without_success_releases_its_locks(stage: Stage, pool: str) -> None:
+    """By its hooks: cancelled while it waits, and while it runs."""
+    worker = stage.worker(pool)
+    running = stage.start("locked", LONG)
+    waiting = stage.send("locked", LONG, countdown=600)
+    eventually(lambda: stage.queued == 0)
+    assert stage.cancel(worker, waiting, running) == {waiting: "revoked", running: "told"}
+    for each in (waiting, running):
+        stage.wait_released(each, "TaskRevokedError", "REVOKED")
+
+
+@pytest.mark.parametrize(("pool", "concurrency"), [("prefork", 1), ("threads", 2)])
+def test_a_task_that_is_given_up_or_cancelled_at_the_last_releases_its_locks(
+    stage: Stage, pool: str, concurrency: int
+) -> None:
+    """A dead letter's hooks are called by the main process; a worker that stops cancels, too."""
+    worker = stage.worker(pool, concurrency)
+    given_up = stage.start("silent", 9)
+    stage.wait_released(given_up, "TooManyDeliveries", "FAILURE")
+    assert stage.ledger.count("start", given_up) == 1
+    last = stage.start("locked", LONG)
+    worker.term()
+    worker.wait_log("Warm shutdown")
+    assert stage.cancel(worker, last) == {last: "told"}
+    stage.wait_released(last, "TaskRevokedError", "REVOKED")
+    assert worker.wait(10) == 0
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])  # no other has time limits
+def test_hooks_that_fail_at_a_hard_time_limit_keep_nothing(stage: Stage, pool: str) -> None:
+    """Neither the task's process nor its message, and the worker goes on."""
+    worker = stage.worker(pool)
+    limited = stage.start("limited", LONG)
+    with pytest.raises(TimeLimitExceeded):
+        stage.app.AsyncResult(limited).get(timeout=20)
+    stage.wait_settled()
+    (began,) = stage.ledger.entries("start", limited)
+    eventually(lambda: pool != "prefork" or not psutil.pid_exists(began.pid))
+    worker.wait_log("Hard time limit (2s) exceeded")
+    assert worker.log.count("Hard time limit (2s) exceeded") == 1
+    assert worker.log.count(" of task views.limited[") == 2
+    assert stage.app.AsyncResult(stage.start("work", 0.1)).get(timeout=10) == "done"
+
+
 def test_operators_cancel_by_command(stage: Stage) -> None:
     """What comes of each task, what to do about those that cannot be told, and the exit code."""
     worker, shell = stage.worker(concurrency=3), Shell(stage.app)
@@ -165,7 +222,7 @@ def test_operators_cancel_by_command(stage: Stage) -> None:
     assert len(told) == 3
     assert told[0].endswith(f"celery control terminate SIGTERM {plain}")
     assert told[1] == f"{over}: is over already: SUCCESS"
-    assert told[2].startswith("no-such-task: is with none of the 1 workers that replied")
+    assert told[2].startswith("no-such-task: is with none of the 1 worker that replied")
 
 
 def test_a_stopping_worker_still_cancels(stage: Stage) -> None:

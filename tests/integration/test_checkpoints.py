@@ -11,8 +11,9 @@ import pytest
 import redis
 
 from celery_lease.brokers.redis.checkpoint import FENCE_KEPT, LEAST_KEPT
-from celery_lease.checkpoints import Checkpoints, CheckpointUnavailable, Superseded
-from celery_lease.checkpoints.stores import find
+from celery_lease.task.checkpoints import Checkpoints, CheckpointUnavailable, Superseded
+from celery_lease.task.checkpoints.looking import look
+from celery_lease.task.checkpoints.stores import find
 from harness.setup import Setup
 from harness.waiting import eventually
 from harness.workers import WorkerOptions
@@ -20,7 +21,7 @@ from harness.workers import WorkerOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_lease.checkpoints.stores import Store
+    from celery_lease.task.checkpoints.stores import Store
     from harness.brokers import RedisServer, SentinelSet
     from harness.workers import WorkerFleet
 
@@ -89,6 +90,11 @@ def test_a_state_lives_from_run_to_run_until_success(
     assert run(token).restored() is None
     run(token).save({"at": "тест"})
     (key,) = checkpoint_keys(url_of(place))
+    seen = look(place.app(), "id")
+    assert seen is not None
+    assert (seen.value, seen.token) == ({"at": "тест"}, token)
+    assert look(place.app(), "another") is None
+    assert checkpoint_keys(url_of(place)) == [key]
     assert key.startswith("app1:")
     with client_of(url_of(place)) as client:
         assert LEAST_KEPT - 100 < client.ttl(key) <= LEAST_KEPT

@@ -66,11 +66,12 @@ def test_dead_letters_are_listed_and_shown_with_their_history(buried: Bench, she
     """Which task, how often lost, by whom, when, and what it was asked to do."""
     lines = shell("dead", "list").splitlines()
     assert [line.split("  ")[1:] for line in lines] == [
-        ["q.dead", "proj.work[t1]", "lost 1 times"],
+        ["q.dead", "proj.work[t1]", "lost 1 time"],
         ["q.dead", "proj.work[t2]", "lost 0 times"],
         ["q.dead", "proj.work[t3]", "lost 0 times"],
     ]
-    assert shell("dead", "list", "-q", "other") == ""
+    done = shell.result("dead", "list", "-q", "other")
+    assert (done.stdout, done.stderr) == ("", "no dead letters in other or other.dead\n")
     shown = json.loads(shell("dead", "show", "t1"))
     assert (shown["task"], shown["origin"], shown["losses"]) == ("proj.work", "q", 1)
     assert [each["reason"] for each in shown["history"]] == ["given up"]
@@ -79,9 +80,25 @@ def test_dead_letters_are_listed_and_shown_with_their_history(buried: Bench, she
     assert buried.waiting("q.dead") == 3
 
 
+def test_dead_letters_are_found_by_either_queues_name(buried: Bench, shell: Shell) -> None:
+    """The dead-letter queue's, or that of the queue they come from; letters by a part of their id.
+
+    Failed with: nothing is listed for "q".
+    """
+    publish(buried, "8d2c4f60-7c41-4b0e-9a52-9f5d1c1e1d11")
+    desk = buried.desk()
+    desk.driver.bury(desk.receive()[0].claim.tag, "q.dead")
+    desk.stop()
+    whole = shell("dead", "list")
+    assert len(whole.splitlines()) == 4
+    assert shell("dead", "list", "-q", "q") == shell("dead", "list", "-q", "q.dead") == whole
+    assert "1 message sent back" in shell("dead", "retry", "-q", "q", "8d2c")
+    assert "3 task ids begin with t: t1, t2, t3" in shell.fails("dead", "show", "t")
+
+
 def test_a_retried_letter_goes_back_with_a_clean_record(buried: Bench, shell: Shell) -> None:
     """To its queue and priority, once, with nothing counted against it."""
-    assert "1 messages sent back" in shell("dead", "retry", "t1")
+    assert "1 message sent back" in shell("dead", "retry", "t1")
     assert "t1" in shell.fails("dead", "retry", "t1")
     desk = buried.desk()
     (message,) = desk.receive()
@@ -99,7 +116,7 @@ def test_letters_are_thrown_away_only_on_a_yes(buried: Bench, shell: Shell) -> N
     shell.fails("dead", "purge")
     shell.fails("dead", "purge", "t1")  # nobody there to say yes
     assert buried.waiting("q.dead") == 3
-    assert "1 messages thrown away" in shell("dead", "purge", "t1", input="y\n")
+    assert "1 message thrown away" in shell("dead", "purge", "t1", input="y\n")
     assert "2 messages thrown away" in shell("dead", "purge", "--all", "--force")
     assert buried.waiting("q.dead") == buried.waiting() == 0
 
@@ -139,5 +156,5 @@ def test_a_reaper_runs_as_a_process_of_its_own(bench: Bench, setup: Setup, tmp_p
     eventually(lambda: bench.waiting() == 1, within=30, what=process.log)
     process.term()
     assert process.wait(10) == 0
-    assert "returned 1 messages" in process.log
+    assert "returned 1 message" in process.log
     process.close()

@@ -17,7 +17,18 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module", params=["pgmq", "sqs"])
 def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
     """A shell on such a broker, with a queue that has one dead letter and one message."""
-    place = place_of(request.param, request)
+    yield from shell_on(request.param, request)
+
+
+@pytest.fixture(scope="module")
+def sqs(request: pytest.FixtureRequest) -> Iterator[Shell]:
+    """A shell on the broker that keeps no record either."""
+    yield from shell_on("sqs", request)
+
+
+def shell_on(broker: str, request: pytest.FixtureRequest) -> Iterator[Shell]:
+    """Yield a shell."""
+    place = place_of(broker, request)
     options = place.setup.conf["broker_transport_options"]
     bench = Bench(place.setup.broker, options)
     with place.app() as app:
@@ -30,11 +41,20 @@ def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
     bench.close()
 
 
-@pytest.mark.parametrize(
-    "command", ["status", "top", "top --once", "cancel t1", "drain", "drain -d w1@h", "trace"]
-)
+@pytest.mark.parametrize("command", ["cancel t1", "drain", "drain -d w1@h", "trace"])
 def test_what_needs_workers_says_so_in_one_line(shell: Shell, command: str) -> None:
     """What cannot be done, why, and where to look instead; nobody waits for a reply."""
+    is_told(shell, command)
+
+
+@pytest.mark.parametrize("command", ["status", "top", "top --once"])
+def test_what_nobody_can_tell_says_so_in_one_line(sqs: Shell, command: str) -> None:
+    """Where there is no record of leases; on pgmq there is one."""
+    is_told(sqs, command)
+
+
+def is_told(shell: Shell, command: str) -> None:
+    """Check the one line."""
     done = shell.result(*command.split())
     assert done.exit_code == 69
     (line,) = done.output.splitlines()
@@ -43,11 +63,15 @@ def test_what_needs_workers_says_so_in_one_line(shell: Shell, command: str) -> N
     assert "see celery -A APP lease explain TASK_ID" in line
 
 
-def test_a_task_is_explained_as_far_as_it_can_be(shell: Shell) -> None:
+def test_a_task_is_explained_as_far_as_it_can_be(sqs: Shell) -> None:
     """By the dead-letter queues, with where to look for the rest."""
-    told = shell.fails("explain", "t1")
+    told = sqs.fails("explain", "t1")
     assert "Nobody knows t1: not the dead-letter queues. A worker has it, or it waits in a" in told
     assert "cannot be asked: who holds a task, its last beat and its progress are in" in told
+
+
+def test_a_dead_letter_is_explained(shell: Shell) -> None:
+    """With the way back."""
     told = shell("explain", "t2")
     assert "proj.work[t2] is a dead letter in queue " in told
     assert "celery -A APP lease dead retry t2" in told

@@ -13,9 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kombu import Producer
 
+from celery_lease.brokers import driver_class
+from celery_lease.cli.broker import BrokerAway
 from celery_lease.cli.doctor.examine import Request, examine
 from celery_lease.cli.doctor.report import facts
+from celery_lease.cli.doctor.survey import survey
 from harness.app_doctor import register
 from harness.brokers import RedisServer
 from harness.clients import client
@@ -105,12 +109,15 @@ def test_a_cluster_with_faults_is_told_all_of_them(
         "broker.reached": "ok",
         "redis.version": "ok",
         "redis.scripts": "ok",
+        "redis.permissions": "ok",
+        "redis.waiting": "ok",
         "redis.eviction": "error",
         "redis.persistence": "warning",
         "leases.overdue": "ok",
         "leases.dead": "ok",
         "workers.answered": "ok",
         "workers.plain": "warning",
+        "tasks.plain": "notice",
         "workers.versions": "ok",
         "workers.visibility_timeout": "warning",
         "workers.clock": "ok",
@@ -134,7 +141,7 @@ def test_a_healthy_cluster_gets_good_marks_and_code_zero(
     told = command(setup, "-t", "2", "--grace-period", "60")
     assert told.returncode == 0, told.stderr
     assert "\x1b" not in told.stdout
-    assert f"1 workers answered: {worker.hostname}" in told.stdout
+    assert f"1 worker answered: {worker.hostname}" in told.stdout
     assert told.stdout.strip().splitlines()[-1].startswith("1 warning, ")
     assert command(setup, "-t", "2", "--strict").returncode == 1
 
@@ -161,7 +168,7 @@ def test_what_nobody_looks_after_is_told(setup: Setup) -> None:
     findings = eventually(
         lambda: worst(found := look(impatient))["leases.overdue"] == "warning" and found
     )
-    assert "1 messages are overdue" in about(findings, "leases.overdue")
+    assert "1 message is overdue" in about(findings, "leases.overdue")
     assert worst(findings)["leases.dead"] == "notice"
     assert "1 in q.dead" in about(findings, "leases.dead")
     assert bench.waiting("q.dead") == 1, "it changes nothing"
@@ -188,6 +195,26 @@ def test_a_broker_that_is_silent_does_not_keep_anybody_waiting() -> None:
     assert worst(findings)["broker.reached"] == "error"
 
 
+def test_a_broker_that_falls_silent_while_workers_are_asked_is_told(
+    valkey_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the patience that the doctor has with brokers; the question has no end of its own."""
+    with RedisServer(valkey_path, tmp_path / "valkey").start() as broker:
+        sent = Producer.publish
+
+        def publish(*args: Any, **options: Any) -> Any:
+            broker.stop()
+            return sent(*args, **options)
+
+        monkeypatch.setattr(Producer, "publish", publish)
+        with Setup(broker.fresh_url()).app() as app:
+            try:
+                with pytest.raises(BrokerAway, match="Timeout"):
+                    survey(app, driver_class("redis"), timeout=0.3)
+            finally:
+                broker.cont()
+
+
 def test_a_broker_user_who_may_not_ask_gets_findings(own_valkey: RedisServer, setup: Setup) -> None:
     """Scripts that are refused are an error, and CONFIG that is refused is none."""
     rules = ["on", ">secret", "~*", "&*", "+@all", "-config", "-eval", "-evalsha", "-script"]
@@ -210,7 +237,11 @@ def test_the_consumer_timeout_of_rabbitmq_is_held_against_the_leases(
     assert worst(found)["rabbitmq.deliveries"] == "notice"
     (expression,) = re.findall(r"eval '(.+?)\.'", about(found, "rabbitmq.consumer_timeout"))
     assert "1800000" in rabbitmq.evaluate(expression), "what the remedy says tells the server's"
-    short = look(setup.having(broker_transport_options={"consumer_timeout": 90}))
+    options = {"consumer_timeout": 90}
+    short = look(setup.having(broker_transport_options=options, task_acks_late=True))
+    assert "doctor.plain" in about(short, "rabbitmq.plain_tasks")
+    bounded = look(setup.having(broker_transport_options=options, task_time_limit=60))
+    assert "rabbitmq.plain_tasks" not in worst(bounded)
     assert worst(short)["rabbitmq.consumer_timeout"] == "error"
     assert "doctor.beats" in about(short, "rabbitmq.consumer_timeout")
     long = rabbitmq.setup(
@@ -258,6 +289,33 @@ def test_a_database_is_held_against_the_leases(postgres: PostgresServer) -> None
     database.execute(f"ALTER DATABASE {database.name} SET statement_timeout = '50ms'")
     marks = worst(look(database.setup()))
     assert (marks["pgmq.statement_timeout"], marks["pgmq.queue"]) == ("warning", "warning")
+    assert marks["pgmq.lock_timeout"] == "ok"
+    database.execute(f"ALTER DATABASE {database.name} SET lock_timeout = '50ms'")
+    assert worst(look(database.setup()))["pgmq.lock_timeout"] == "warning"
+
+
+# Kombu leaves a pool of connections behind where it cannot make the extension.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <function ConnectionPool.__del__")
+@pytest.mark.parametrize("extension", [True, False])
+def test_a_database_without_pgmq_is_told_from_one_that_is_away(
+    postgres: PostgresServer, extension: bool
+) -> None:
+    """It answers, and there is nothing in it that messages could be kept in."""
+    found = look(postgres.bare_database().setup(init_extension=extension))
+    assert worst(found)["broker.prepared"] == "error"
+    assert ("no pgmq extension" if extension else "not in this") in about(found, "broker.prepared")
+    assert "broker.reached" not in worst(found)
+
+
+@pytest.mark.parametrize(
+    ("length", "severity"), [(42, "ok"), (43, "error"), (47, "error"), (48, "error")]
+)
+def test_a_name_that_leaves_no_room_for_dead_letters_is_found(
+    postgres: PostgresServer, length: int, severity: str
+) -> None:
+    """Pgmq allows 47 characters, and ``.dead`` is added to a queue's name."""
+    setup = postgres.fresh_database().setup().having(task_default_queue="q" * length)
+    assert worst(look(setup)).get("pgmq.queue_name", "ok") == severity
 
 
 def test_a_worker_with_a_long_name_starts_on_pgmq_as_the_doctor_says(

@@ -89,6 +89,19 @@ def test_a_drained_worker_gives_back_what_waits_and_goes_on_when_told(
     eventually(lambda: stage.queued + stage.held == 0)
 
 
+def test_a_drained_worker_that_does_not_prefetch_leaves_messages_alone(stage: Stage) -> None:
+    """Celery 5.7 asks by a function of its own then; the message went round without end."""
+    worker = stage.having(worker_disable_prefetch=True).worker()
+    stage.app.control.broadcast("lease_drain", destination=[worker.hostname])
+    eventually(lambda: stage.state(worker)["draining"])
+    waiting = stage.send("beats", 0)
+    assert always(lambda: (stage.queued, stage.held) == (1, 0), 2)
+    stage.app.control.broadcast("lease_resume", destination=[worker.hostname])
+    stage.ledger.wait("end", waiting)
+    (start,) = stage.ledger.entries("start", waiting)
+    assert start.facts.get("deliveries", 1) == 1
+
+
 def test_a_drain_outlives_the_connection(stage: Stage) -> None:
     """The worker reconnects and still takes nothing; told to stop, it stops."""
     worker = stage.worker()

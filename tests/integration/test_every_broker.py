@@ -12,23 +12,21 @@ from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from click.testing import CliRunner
 
-from celery_lease.cli import lease
 from harness.app_leased import EXTENSION
 from harness.ledger import now
 from harness.places import ABILITIES, VISIBILITY, Place, place_of
+from harness.shell import lease_command
 from harness.waiting import always, eventually
 from harness.workers import Worker, WorkerFleet, WorkerOptions
 
 if TYPE_CHECKING:
     from harness.ledger import Entry
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300), pytest.mark.long]
 
 #: Seconds between a death and the next run beyond extension and reaper interval: polls, a fork,
 #: and a busy machine.
@@ -101,8 +99,11 @@ class Play:
             "long": self.send("work", VISIBILITY + 4.0),
             "silent": self.send("silent", 60.0),
             "eta": self.send("work", 0.1, countdown=VISIBILITY + 3),
+            "covered long": self.send("covered_late", VISIBILITY + 4.0),
+            "covered eta": self.send("covered_early", 0.1, countdown=VISIBILITY + 3),
             "again": self.send("again"),
-            "die": self.send("die"),
+            # Lost by its process's end alone, however busy the machine is.
+            "die": self.send("die", headers=LONG),
         }
         starts = {name: self.settled(tasks[name]) for name in tasks if name != "die"}
         eventually(lambda: self.place.dead() == 1, 60, every=0.2, what="it is put aside")
@@ -152,9 +153,7 @@ class Play:
 
     def lease(self, *arguments: str) -> str:
         """Run a ``celery lease`` command and return what it said."""
-        done = CliRunner().invoke(lease, arguments, obj=SimpleNamespace(app=self.app))
-        assert done.exit_code == 0, done.output
-        return str(done.output)
+        return lease_command(self.place.setup, "harness.app_leased", *arguments)
 
 
 @dataclass
@@ -194,7 +193,9 @@ def plays(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     threads = ThreadPoolExecutor(len(BROKERS))
     begun = {}
     for name in [each for each in BROKERS if each in chosen]:
-        place = place_of(name, request, broker_connection_retry_delay=1)
+        place = place_of(
+            name, request, broker_connection_retry_delay=1, lease_tasks=["any.covered*"]
+        )
         host = name.replace(" ", "-")
         fleet = WorkerFleet(tmp_path_factory.mktemp(host), host)
         play = Play(place, fleet)
@@ -227,6 +228,13 @@ def test_a_task_that_waits_for_its_time_runs_once(plays: Plays, broker: str) -> 
     """I1: a worker that holds a message until its ETA keeps it from all others."""
     (start,) = plays.scene(broker, "work")["eta"]
     assert start.facts["deliveries"] == 1
+
+
+@able()
+@pytest.mark.parametrize("task", ["covered long", "covered eta"])
+def test_an_undecorated_task_of_lease_tasks_runs_once(plays: Plays, broker: str, task: str) -> None:
+    """I1: kept by its process, or, if it is acknowledged early, while it waits."""
+    assert len(plays.scene(broker, "work")[task]) == 1
 
 
 @able()
@@ -266,7 +274,10 @@ def test_a_dead_letter_can_be_looked_at_and_sent_back(plays: Plays, broker: str)
     task_id, listed, shown, sent, dead = plays.scene(broker, "exhume")
     assert f"any.die[{task_id}]  lost {MOST_LOSSES} times" in listed
     assert (shown["task_id"], shown["losses"]) == (task_id, MOST_LOSSES)
-    assert sent == "1 messages sent back\n"
+    causes = [(each["cause"], each["note"]) for each in shown["history"]]
+    assert causes == [("SIGKILL, perhaps out of memory", "about to die")] * MOST_LOSSES
+    assert all(each["worker"] and each["delivery"] and each["token"] for each in shown["history"])
+    assert sent == "1 message sent back\n"
     assert dead == 0
 
 

@@ -160,3 +160,55 @@ def reads(path: Path) -> bool:
     """Whether the agent's command reads a file just now."""
     commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
     return any(str(path) in command for command in commands)
+
+
+def test_a_collector_gets_leases_in_the_traces_of_their_tasks(
+    lease_worker: StartWorker, current: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease, its task's own span and the batches of extensions, from a pool of processes."""
+    for name in ("exporter.otlp.proto.http", "instrumentation.celery"):
+        pytest.importorskip(f"opentelemetry.{name}", reason="OpenTelemetry is not installed")
+    from examples.traced_app.tasks import app, count_slowly
+
+    from harness.collector import Collector, attributes
+
+    current(app)
+    sent = ("ab" * 16, "cd" * 8)  # the trace, and the span in it that sends the message
+    headers = {"traceparent": f"00-{'-'.join(sent)}-01"}
+    with Collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+        worker = lease_worker("examples.traced_app.tasks", "-c", "1", "-Q", "traced_app")
+        options = {"headers": headers, "lease_extension": 3, "lease_interval": 0.5}
+        task_id = count_slowly.apply_async((20,), **options).id
+
+        def hold() -> list[Any]:
+            return collector.named("hold traced_app")
+
+        def run() -> list[Any]:
+            return collector.named(f"run/{count_slowly.name}")
+
+        def extended() -> list[Any]:
+            return collector.named("extend leases")
+
+        eventually(lambda: hold() and run() and extended(), 30, what=lambda: worker.log)
+        assert worker.stop() == 0
+    [held], [ran] = hold(), run()
+    assert {(each.trace_id.hex(), each.parent_span_id.hex()) for each in (held, ran)} == {sent}
+    assert held.start_time_unix_nano <= ran.start_time_unix_nano
+    assert [each.name for each in held.events] == ["started"]
+    told = attributes(held)
+    assert told.pop("celery.lease.worker")
+    assert told == {
+        "messaging.system": "redis",
+        "messaging.operation.name": "hold",
+        "messaging.destination.name": "traced_app",
+        "messaging.message.id": task_id,
+        "celery.task_name": count_slowly.name,
+        "celery.lease.mode": "heartbeat",
+        "celery.lease.deliveries": 1,
+        "celery.lease.losses": 0,
+        "celery.lease.ending": "completed",
+    }
+    batch = attributes(extended()[0])
+    assert (batch["messaging.batch.message_count"], batch["celery.lease.held"]) == (1, 1)

@@ -239,12 +239,13 @@ def test_the_example_of_consumers_in_one_process_works_as_printed(
     tmp_path: Path, setup: Setup
 ) -> None:
     """Two plain kombu consumers, each in a thread; SIGTERM ends both and the process, well."""
-    page = (ROOT / "docs" / "shutdown.md").read_text()
-    [code] = [part for part in page.split("```python\n")[1:] if "ConsumerMixin" in part]
+    page = (ROOT / "docs" / "consumers.md").read_text()
+    [code] = [part for part in page.split("```python\n")[1:] if "LoopGroup(" in part]
     program = tmp_path / "consumers.py"
     program.write_text(code.partition("```")[0])
     command = [sys.executable, "-u", str(program)]
-    with Group(command, tmp_path, setup.env()).start() as process:
+    env = {**setup.env(), "BROKER_URL": setup.broker}
+    with Group(command, tmp_path, env).start() as process:
         with Connection(setup.broker) as connection:
             for name in ("mail", "video"):
                 connection.SimpleQueue(name).put(f"for {name}")

@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from celery_lease.core.fields import NAMES
-from celery_lease.observability.metrics import METRICS, Kind
+from celery_lease.core.stats import label
+from celery_lease.observability.metrics import ENDINGS, METRICS, REASONS, Kind
+from celery_lease.worker.held import Ending
 from harness import json_log
 from harness.monitor import lease_events
 from harness.processes import LocalProcess
@@ -28,7 +31,7 @@ from harness.waiting import eventually, free_port
 from harness.workers import QUIET_PEERS, WorkerFleet, WorkerOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from harness.brokers import RedisServer
 
@@ -36,6 +39,8 @@ OPTIONS = WorkerOptions(
     module="harness.app_watchdog", concurrency=2, extra=(*QUIET_PEERS, "-I", "harness.json_log")
 )
 EXTENSION = 3.0
+#: All that a query can tell apart.
+LABELS = {label for metric in METRICS for label in metric.labels} | {"worker", "le"}
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana" / "celery-lease.json"
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -198,7 +203,7 @@ def numbers(seen: Seen) -> dict[str, dict[str, float]]:
     for family in parse(seen.scrape):
         for sample in family.samples:
             assert sample.labels["worker"] == seen.alive
-            labels = {**sample.labels, "worker": "", "queue": ""}
+            labels = {**sample.labels, "worker": "", "worker_id": "", "queue": ""}
             told = "/".join(filter(None, labels.values()))
             found.setdefault(sample.name, {})[told] = sample.value
     return found
@@ -255,20 +260,43 @@ def test_the_dashboard_asks_for_every_metric_and_for_nothing_else(seen: Seen) ->
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked += [v["definition"] for v in board["templating"]["list"] if "definition" in v]
     exported = set(numbers(seen)) | {"celery_lease_least_remaining_seconds"}  # while a task runs
+    exported |= {"celery_lease_keys_parked"}  # while a message is
     named = {name for expression in asked for name in names_in(expression)}
     assert named - exported == set()
     histogram = {m.prometheus_name for m in METRICS if m.kind is Kind.HISTOGRAM}
     assert {re.sub("_(bucket|sum|count)$", "", name) for name in named} >= histogram
-    assert {m.prometheus_name for m in METRICS} - histogram - named == set()
-    labels = {label for m in METRICS for label in m.labels} | {"worker", "le"}
-    used = {
-        word
-        for each in asked
-        for group in re.findall(r"by \(([^)]*)\)", each)
-        for word in re.split(r",\s*", group)
-    }
-    used |= {word for each in asked for word in re.findall(r"[{,]\s*([a-z]+)\s*[=!]", each)}
-    assert used - labels == set()
+    current = {m.prometheus_name for m in METRICS if not m.meaning.startswith("Deprecated")}
+    assert current - histogram - named == set()
+    assert labels_in(asked) - LABELS == set()
+
+
+def labels_in(expressions: Iterable[str]) -> set[str]:
+    every = "\n".join(expressions)
+    groups = re.findall(r"by \(([^)]*)\)", every)
+    used = {word for group in groups for word in re.split(r",\s*", group)}
+    return used | set(re.findall(r"[{,]\s*([a-z]+)\s*[=!]", every))
+
+
+def test_the_alert_rules_ask_for_what_is_exported(seen: Seen) -> None:
+    """By names, labels and values that there are: a rule on none would never fire."""
+    page = (DASHBOARD.parents[1] / "observability.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (rules,) = [yaml.safe_load(block)["groups"] for block in blocks if "alert:" in block]
+    asked = [rule["expr"] for group in rules for rule in group["rules"]]
+    assert len(asked) > 5
+    assert {name for each in asked for name in names_in(each)} - set(numbers(seen)) == set()
+    assert labels_in(asked) - LABELS == set()
+    values = set(re.findall(r'="([^"]*)"', "\n".join(asked)))
+    assert values - {*ENDINGS, *REASONS, "unknown"} == set()
+
+
+def test_a_panel_shows_each_ending_without_an_outcome() -> None:
+    """A task process that died among them."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    (shown,) = [found[1] for each in expressions if (found := re.search('ending=~"([^"]+)"', each))]
+    bad = (Ending.LOST, Ending.PROCESS_DIED, Ending.STALLED, Ending.BURIED)
+    assert set(shown.split("|")) == {label(each) for each in bad}
 
 
 def test_panels_do_not_overlap() -> None:

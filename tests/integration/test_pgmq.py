@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import partial
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -60,3 +63,28 @@ def test_an_expired_lease_that_nobody_took_is_confirmed(
     eventually(lambda: database.counts() == (0, 0), what="all are deleted")
     assert ledger.count("start", late.id) == 1
     assert f"[{late.id}] lost (expired)" in worker.log, "its deadline had passed"
+
+
+@pytest.mark.parametrize("library", ["eventlet", "gevent"])
+def test_other_greenlets_run_while_one_waits_for_the_server(
+    database: Database, library: str
+) -> None:
+    """Else a read of a second, as kombu's, holds up every beat and the keeper in a green worker."""
+    patch = {"eventlet": "eventlet.monkey_patch()", "gevent": "gevent.monkey.patch_all()"}[library]
+    program = f"""
+        import {library}, {library}.{"patcher" if library == "eventlet" else "monkey"}
+        {patch}
+        import psycopg
+        from celery_lease.brokers.pgmq.connections import yield_to_greenlets
+        yield_to_greenlets()
+        ticks = []
+        def tick():
+            while True:
+                {library}.sleep(0.05)
+                ticks.append(1)
+        {library}.spawn(tick)
+        with psycopg.connect({database.dsn!r}) as connection:
+            connection.execute("SELECT pg_sleep(1)")
+        assert len(ticks) >= 3, ticks
+    """
+    subprocess.run([sys.executable, "-c", dedent(program)], check=True, timeout=60)

@@ -108,3 +108,50 @@ def test_a_server_without_free_connections_is_no_answer(server: PostgresServer) 
         assert desk.driver.complete([message.claim.tag]) == [Answer.UNKNOWN]
     eventually(lambda: desk.extend(message) is Answer.HELD, every=0.2)
     bench.close()
+
+
+@pytest.mark.parametrize(
+    ("prepared", "queue", "reason"),
+    [
+        (False, "celery", "pgmq is not in this database"),
+        (True, "q" * 43, "has 48 characters at pgmq, and it allows 47"),
+    ],
+)
+def test_a_worker_that_cannot_work_there_says_why_in_one_line(
+    postgres: PostgresServer, fleet: WorkerFleet, prepared: bool, queue: str, reason: str
+) -> None:
+    """A database without pgmq, and a queue whose dead letters would have nowhere to go."""
+    database = postgres.fresh_database() if prepared else postgres.bare_database()
+    setup = database.setup().having(worker_enable_remote_control=False, task_default_queue=queue)
+    worker = fleet.launch(setup, options(pool="solo", queues=queue))
+    assert worker.wait(60) == 1
+    assert f"worker not started: {'wrong lease' if prepared else ''}" in worker.log
+    assert reason in worker.log
+    assert "Traceback" not in worker.log
+
+
+def test_a_server_that_is_impatient_with_statements_and_locks_is_lived_with(
+    postgres: PostgresServer, fleet: WorkerFleet, ledger: Ledger
+) -> None:
+    """Its ``statement_timeout`` is shorter than a poll, and it would end each one otherwise."""
+    database = postgres.fresh_database()
+    limits = ("statement_timeout = '900ms'", "lock_timeout = '100ms'")
+    for limit in limits:
+        database.execute(f"ALTER DATABASE {database.name} SET {limit}")
+    setup = database.setup()
+    worker = fleet.start(setup, options())
+    worker.wait_log("wait_time_seconds is 0: the server ends statements after 900 ms")
+    send = setup.app().send_task
+    first = send("any.work", (6.0,))
+    ledger.wait("start", first.id)
+    with psycopg.connect(database.dsn) as migration:
+        migration.execute("SET statement_timeout = 0")
+        migration.execute("LOCK TABLE pgmq.q_celery IN ACCESS EXCLUSIVE MODE")
+        migration.execute("SELECT pg_sleep(1)")
+    second = send("any.work", (0.1,))
+    for task in (first, second):
+        ledger.wait("end", task.id, within=40)
+        assert ledger.count("start", task.id) == 1
+    eventually(lambda: database.counts() == (0, 0), 30, what="both are deleted")
+    assert "canceling statement due to statement timeout" not in worker.log
+    assert worker.returncode is None

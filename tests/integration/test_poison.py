@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 from celery import chord
 
+from celery_lease import brokers
 from celery_lease.core.delivery import Answer
 from harness.clients import client
 from harness.lease_desk import Bench, bodies
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from harness.lease_desk import Desk
     from harness.ledger import Ledger
     from harness.workers import Worker
+
+pytestmark = pytest.mark.long
 
 MODULE = "harness.app_poison"
 CONF = {"lease_extension": 3}
@@ -161,6 +165,7 @@ def stage(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
         worker = stage.worker()
         errbacks = {"link_error": [app.signature("poison.errback")]}
         stage.send("kills", "kills", **errbacks)
+        stage.send("crashes", "crashes")
         stage.send("limited", "limited")
         stage.send("memory", "memory", **errbacks)
         body = app.signature("poison.chord", options={"task_id": "body"})
@@ -190,6 +195,26 @@ def test_a_task_that_kills_its_process_is_given_up(stage: Stage) -> None:
     history = stage.letter("kills")["dead"]["history"]
     assert [each["deliveries"] for each in history] == [1, 2]
     assert {each["worker"].partition(":")[0] for each in history} == {"w1@harness"}
+    assert [(each["cause"], each["note"], each["done"], each["total"]) for each in history] == [
+        ("SIGKILL, perhaps out of memory", "sawing", 3, 10)
+    ] * 2
+    log = stage.fleet.workers[0].log
+    assert "(SIGKILL, perhaps out of memory; its last note: 'sawing'; 3 done of 10)" in log
+
+
+@pytest.mark.chaos
+def test_a_task_that_crashes_leaves_its_stack(stage: Stage) -> None:
+    """In the log, and with its dead letter.
+
+    Failed before with: no stack.
+    """
+    assert type(stage.result("crashes")).__name__ == "TooManyDeliveries"
+    (loss,) = stage.letter("crashes")["dead"]["history"]
+    assert loss["cause"] == "SIGSEGV"
+    assert loss["stack"].startswith("Segmentation fault")
+    assert "in crashes" in loss["stack"]
+    assert "celery/app/trace.py" not in loss["stack"]
+    assert loss["stack"] in stage.fleet.workers[0].log
 
 
 @pytest.mark.chaos
@@ -241,4 +266,108 @@ def test_a_message_that_kills_solo_workers_kills_no_more_than_it_may(
         assert [each["reason"] for each in history] == ["expired", "expired"]
         workers = [each["worker"].partition(":")[0] for each in history]
         assert workers == ["w1@harness", "w2@harness"]
+    fleet.close()
+
+
+@pytest.mark.chaos
+def test_a_worker_that_was_started_again_says_that_the_former_one_died(
+    setup: Setup, fleet: WorkerFleet
+) -> None:
+    """Under its name: so it does not run any more. Nobody else can know."""
+    setup = setup.having(**CONF)
+    with client(setup, lambda app: app) as app:
+        stage = Stage(setup, fleet, app)
+        worker = stage.worker("solo")
+        stage.send("kills", "kills")
+        for _ in range(2):
+            worker.wait(60)
+            worker.start()
+        stage.ledger.wait("failed", "kills", within=60)
+        history = stage.letter("kills")["dead"]["history"]
+        assert [each["reason"] for each in history] == ["expired", "expired"]
+        assert {each["cause"] for each in history} == {"its worker died"}
+
+
+@pytest.mark.chaos
+@pytest.mark.compat
+def test_a_message_of_an_old_client_is_given_up_as_any_other(
+    setup: Setup, fleet: WorkerFleet
+) -> None:
+    """Protocol 1 in YAML: name and id are in the body, and the letter tells them.
+
+    Failed before: it ran without a lease, and killed one process after the other.
+    """
+    accepting = setup.having(**CONF, accept_content=["json", "yaml"])
+    with client(accepting.having(task_protocol=1, task_serializer="yaml"), lambda app: app) as app:
+        stage = Stage(accepting, fleet, app)
+        stage.send("kills", "old")
+        stage.worker(concurrency=1)
+        assert type(stage.result("old")).__name__ == "TooManyDeliveries"
+        starts = stage.ledger.entries("start", "old")
+        assert [each.facts["deliveries"] for each in starts] == [1, 2]
+        with app.connection_for_read() as connection:
+            letters = brokers.driver(connection.channel()).dead_letters()
+            (letter,) = letters.letters("celery.dead")
+            assert (letter.task, letter.task_id) == ("poison.kills", "old")
+
+
+@pytest.mark.chaos
+def test_what_kills_workers_before_the_broker_knows_of_it_kills_one_more_at_most(
+    valkey: RedisServer, tmp_path: Path
+) -> None:
+    """A worker that dies right after a start may go uncounted once, and no more."""
+    url = valkey.fresh_url()
+    setup = Setup(url, backend=url, conf=CONF)
+    fleet = WorkerFleet(tmp_path)
+    with client(setup, lambda app: app) as app:
+        stage = Stage(setup, fleet, app)
+        stage.send("kills", "kills")
+        result = app.AsyncResult("kills")
+
+        def is_over(worker: Worker) -> bool:
+            return worker.returncode is not None or result.ready()
+
+        while not result.ready() and len(fleet.workers) < 4:
+            worker = stage.worker("threads", concurrency=1)
+            eventually(partial(is_over, worker), 60)
+        assert type(stage.result("kills")).__name__ == "TooManyDeliveries"
+        assert stage.letter("kills")["dead"]["losses"] == 2
+        assert stage.ledger.count("start", "kills") <= 3
+    fleet.close()
+
+
+@pytest.mark.compat
+@pytest.mark.chaos
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
+def test_a_message_that_only_waited_when_its_worker_was_killed_has_lost_nothing(
+    valkey: RedisServer, tmp_path: Path, pool: str
+) -> None:
+    """For its ETA, or prefetched behind a task that kills each worker; that one is given up."""
+    url = valkey.fresh_url()
+    setup = Setup(url, backend=url, conf=CONF)
+    fleet = WorkerFleet(tmp_path)
+    with client(setup, lambda app: app) as app:
+        stage = Stage(setup, fleet, app)
+        stage.send("innocent", "early", countdown=1000)
+        stage.send("kills_worker", "kills", args=[pool])
+        stage.send("innocent", "behind")
+        for _ in range(2):
+            stage.worker(pool, concurrency=1).wait(60)
+        stage.worker(pool, concurrency=1)
+        assert type(stage.result("kills")).__name__ == "TooManyDeliveries"
+        assert isinstance(stage.result("behind"), int)
+        broker = redis.Redis.from_url(url, socket_timeout=5)
+
+        def held_last() -> Any:
+            """Return what the third worker holds, once it does."""
+            records = [json.loads(each) for each in broker.hvals("unacked.claims")]
+            return [
+                each for each in records if (each.get("id"), each["deliveries"]) == ("early", 3)
+            ]
+
+        (record,) = eventually(held_last, 30)
+        assert record["losses"] == 0
+        assert broker.lrange("celery.dead", 0, -1) != []
+        assert stage.letter("kills")["dead"]["losses"] == 2
     fleet.close()

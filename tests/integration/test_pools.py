@@ -25,6 +25,8 @@ pytestmark = pytest.mark.compat
 POOLS = ["prefork", "threads", "gevent", "eventlet", "solo"]
 if VERSION >= (5, 7):
     POOLS.insert(1, "spawn")
+#: Headers of a call in a mode other than its task's.
+DAEMON, OBSERVE = ({"lease": {"lease_mode": mode}} for mode in ("daemon", "observe"))
 
 
 @dataclass
@@ -49,7 +51,12 @@ def play(stage: RelayStage, pool: str) -> Run:
         "crowd": [stage.send("crowd", 1.5 * EXTENSION)],
         "stuck": [stage.send("stuck", 1.5 * EXTENSION)],
         "silent": [stage.send("silent", 1.5 * EXTENSION)],
+        "daemon": [stage.send("silent", 1.5 * EXTENSION, headers=DAEMON)],
+        "observe": [stage.send("silent", 1.5 * EXTENSION, headers=OBSERVE)],
         "waiting": [stage.send("short") for _ in range(3)],
+        "covered": [stage.send("covered_late", 1.2 * EXTENSION)],
+        "covered early": [stage.send("covered_early") for _ in range(3)],
+        "covered eta": [stage.send("covered_early", countdown=2 * EXTENSION)],
     }
     worker = stage.start("prefork" if pool == "spawn" else pool, 1 if pool == "solo" else 2)
     for task_id in (each for name in ids for each in ids[name]):
@@ -62,7 +69,7 @@ def play(stage: RelayStage, pool: str) -> Run:
 def stage_for(pool: str, server: RedisServer, root: Any) -> RelayStage:
     """Return the stage of a pool; spawning is a setting of the prefork pool."""
     # The watchdog would end silent tasks, or a solo worker, before they find out by themselves.
-    conf: dict[str, Any] = {"lease_watchdog_threshold": 300}
+    conf: dict[str, Any] = {"lease_watchdog_threshold": 300, "lease_tasks": ["relay.covered*"]}
     if pool == "spawn":
         conf["worker_pool_start_method"] = "spawn"
     return RelayStage(server, root / pool, **conf)
@@ -104,10 +111,24 @@ def test_what_returns_after_its_lease_is_acknowledged_by_the_next_delivery_only(
     assert sorted(run.of("silent")[0]) == [("end", 1), ("end", 2), ("start", 1), ("start", 2)]
 
 
+@pytest.mark.parametrize("mode", ["daemon", "observe"])
+def test_a_silent_task_whose_life_is_proof_enough_runs_once(run: Run, mode: str) -> None:
+    """Longer than its lease, in the modes that ask for no beat."""
+    assert run.of(mode) == [[("start", 1), ("end", 1)]]
+
+
 @pytest.mark.parametrize("kind", ["waiting", "eta", "limited"])
 def test_waiting_longer_than_a_lease_is_no_loss(run: Run, kind: str) -> None:
     """Prefetched behind long tasks, sent with a countdown, or rate limited: one delivery each."""
     assert run.of(kind) == [[("start", 1), ("end", 1)]] * len(run.ids[kind])
+
+
+@pytest.mark.parametrize("kind", ["covered", "covered early", "covered eta"])
+def test_an_undecorated_task_of_lease_tasks_runs_once(run: Run, kind: str) -> None:
+    """Under its lease if it is acknowledged late; else it has held one while it waited."""
+    assert run.of(kind) == [[("start", 1), ("end", 1)]] * len(run.ids[kind])
+    starts = [run.stage.ledger.entries("start", task_id)[0] for task_id in run.ids[kind]]
+    assert [each.facts["leased"] for each in starts] == [kind == "covered"] * len(starts)
 
 
 def test_the_worker_ends_in_order(run: Run) -> None:

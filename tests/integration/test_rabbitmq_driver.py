@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from amqp.basic_message import Message
 from amqp.exceptions import PreconditionFailed
 from kombu import Queue
 
-from celery_lease import brokers
+from celery_lease.brokers.amqp import dead
 from celery_lease.core.delivery import Answer
 from harness.lease_desk import bodies
-from harness.rabbitmq import QUORUM
+from harness.rabbitmq import QUORUM, RabbitBench
+from harness.tcp_proxy import TcpProxy
 from harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -91,6 +95,24 @@ def test_deliveries_are_counted(bench: Bench, queue: Queue) -> None:
         message.ack()
 
 
+def test_orderly_returns_end_no_message(bench: Bench) -> None:
+    """Whatever its queue's limit: RabbitMQ would drop it unrun, 20 being its default since 4.0."""
+    arguments = {**QUORUM, "x-delivery-limit": 20}
+    queue = Queue(f"driver{next(_numbers)}", queue_arguments=arguments)
+    headers = {"id": "t1", "task": "proj.work"}
+    bench.publish("a", queue=queue, headers=headers, correlation_id="t1")
+    with bench.desk(queue) as desk:
+        for _ in range(25):
+            (message,) = desk.receive()
+            tags = [message.claim.tag]
+            assert desk.driver.hand_back(tags, orderly=True, front=True) == [Answer.HELD]
+        (message,) = desk.receive()
+        kept = {key: message.headers[key] for key in headers}
+        assert (message.payload, kept, message.claim.losses) == ("a", headers, 0)
+        message.ack()
+    eventually(lambda: bench.waiting(queue.name) == 0)
+
+
 def test_what_is_dropped_is_the_queues_own_to_dead_letter(bench: Bench, queue: Queue) -> None:
     """As without leases."""
     dead = f"{queue.name}.dead"
@@ -150,6 +172,33 @@ def test_a_letter_is_sent_as_the_worker_speaks(rabbitmq: RabbitServer) -> None:
     bench.close()
 
 
+def test_a_letter_keeps_nobody_whose_broker_falls_silent(
+    rabbitmq: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its first answers: each further one is waited for in bounded time."""
+    queue = Queue(f"driver{next(_numbers)}")
+    with (
+        TcpProxy(rabbitmq.port) as network,
+        closing(RabbitBench(rabbitmq.url_at(network.port))) as bench,
+    ):
+
+        def message_in_silence(*args: Any, **properties: Any) -> Message:
+            network.freeze()
+            return Message(*args, **properties)
+
+        monkeypatch.setattr(dead, "Message", message_in_silence)
+        bench.publish("a", queue=queue)
+        desk = bench.desk(queue)
+        (message,) = desk.receive()
+        answers: list[Answer] = []
+        bury = lambda: answers.append(desk.driver.bury(message.claim.tag, "dead"))  # noqa: E731
+        burying = threading.Thread(target=bury, daemon=True)
+        burying.start()
+        burying.join(4 * dead.PATIENCE)
+        assert answers == [Answer.UNKNOWN]
+        network.thaw()
+
+
 def test_a_letter_that_nobody_takes_stays(bench: Bench, queue: Queue) -> None:
     """Looking at it changes nothing; throwing it away does."""
     dead = f"{queue.name}.dead"
@@ -193,10 +242,10 @@ def test_a_holder_that_takes_nothing_more_gets_nothing_more(bench: Bench, queue:
     assert answers.result() == [Answer.HELD, Answer.HELD]
     bench.publish("c", queue=queue)
     assert desk.receives_nothing(1.0)
-    brokers.turn(desk.channel)
+    desk.driver.turn(desk.channel)
     assert desk.receives_nothing(0.5)
     desk.holder.backlogged = False
-    brokers.turn(desk.channel)
+    desk.driver.turn(desk.channel)
     assert sorted(bodies(desk.receive(3))) == ["a", "b", "c"]
 
 
@@ -206,11 +255,11 @@ def test_a_holder_that_takes_nothing_more_does_not_begin_to(bench: Bench, queue:
     desk.stop()
     bench.publish("a", queue=queue)
     desk.holder.backlogged = True
-    brokers.turn(desk.channel)
+    desk.driver.turn(desk.channel)
     desk.consumer.consume()
     assert desk.receives_nothing(1.0)
     desk.holder.backlogged = False
-    brokers.turn(desk.channel)
+    desk.driver.turn(desk.channel)
     assert bodies(desk.receive()) == ["a"]
 
 
@@ -219,10 +268,10 @@ def test_a_cancelled_consumer_does_not_come_back(bench: Bench, queue: Queue) -> 
     desk = bench.desk(queue)
     desk.turn()
     desk.holder.backlogged = True
-    brokers.turn(desk.channel)
+    desk.driver.turn(desk.channel)
     desk.stop()
     desk.holder.backlogged = False
-    brokers.turn(desk.channel)
+    desk.driver.turn(desk.channel)
     bench.publish("a", queue=queue)
     assert desk.receives_nothing(1.0)
 

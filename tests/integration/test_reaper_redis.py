@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.compat
 
-PRIORITIES = (None, 0, 5, 9, 42)
+PRIORITIES = (None, -1, 0, 5, 9, 42)
 OVERDUE = {"visibility_timeout": 1, "global_keyprefix": "app:"}
 MANY = 100_000
 

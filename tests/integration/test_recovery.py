@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300), pytest.mark.long]
 
 TAKEN_OVER = [("end", 2), ("lost", 1), ("start", 1), ("start", 2)]
 ONCE = [("start", 1), ("end", 1)]

@@ -104,7 +104,7 @@ def test_work_that_beats_runs_once_however_long_and_a_killed_consumers_is_taken_
 def test_a_consumer_that_stops_beating_is_replaced_and_its_late_ack_is_void(shop: Shop) -> None:
     """The next one has the message; the former one's acknowledgement does not take it away."""
     shop.open("first")
-    shop.order("stuck", 3 * LEASE, "first")
+    shop.order("stuck", 60, "first")
     shop.ledger.wait("start", "stuck")
     second = shop.open("second")
     shop.ledger.wait("start", "stuck", count=2)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from kombu import Exchange, Queue
 from kombu.transport.redis import Channel
 
-from celery_lease.brokers.redis import arrivals
+from celery_lease.brokers.redis import polling
+from celery_lease.brokers.redis.standing import Standing
+from celery_lease.brokers.redis.watch import Refused
 from celery_lease.core.delivery import Answer
 from harness.lease_desk import Bench, Desk, bodies
 from harness.waiting import eventually
@@ -66,7 +69,8 @@ def test_every_key_is_the_applications_own(bench: Bench, client: redis.Redis) ->
     (a,) = desk.receive()
     names = ["mine", "mine.claims", "mine.leases", "mine.token", "mine_index", "q"]
     held = {f"{{tenant}}:{name}" for name in names}
-    assert held <= keys(client) <= held | {"{tenant}:mine_mutex", "{tenant}:mine.bell"}
+    watched = {f"{{tenant}}:mine.{name}" for name in ("bell.q", "watcher.q")}
+    assert held <= keys(client) <= held | watched | {"{tenant}:mine_mutex"}
     assert client.zscore("{tenant}:mine_index", a.claim.tag) == pytest.approx(
         client.time()[0] + 30,  # type: ignore[index]
         abs=5,
@@ -306,9 +310,13 @@ def test_a_message_that_wants_no_lease_takes_kombus_own_way(
 
 @pytest.fixture
 def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request for the next message is under way for a while when there is none."""
-    monkeypatch.setattr(arrivals, "SHORTEST", 0.5)
-    monkeypatch.setattr(arrivals, "LONGEST", 0.5)
+    """The request for the next message is under way for a while when there is none.
+
+    As where the server does not tell of messages.
+    """
+    monkeypatch.setattr(Standing, "ask", mock.Mock(side_effect=Refused("by this test")))
+    monkeypatch.setattr(polling, "SHORTEST", 0.5)
+    monkeypatch.setattr(polling, "LONGEST", 0.5)
 
 
 @pytest.mark.usefixtures("long_pauses")
@@ -339,20 +347,34 @@ def test_a_message_for_a_consumer_that_was_cancelled_goes_back(
     assert client.hlen("unacked") == 0
 
 
+@pytest.mark.parametrize("stops", [True, False])
 @pytest.mark.parametrize("leased", [True, False])
 def test_a_message_that_comes_as_the_window_shrinks_goes_back_at_once(
-    bench: Bench, leased: bool
+    bench: Bench, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, leased: bool, stops: bool
 ) -> None:
-    """Celery takes a place away when an ETA is due, while the next message is asked for already."""
+    """Celery takes a place away when an ETA is due, while the next message is asked for already.
+
+    And a worker that stops takes nothing more; that is no delivery.
+
+    The request waits at the bell until it is rung: the message comes in its reply, and no later.
+    """
+    monkeypatch.setattr(Standing, "ask", mock.Mock(side_effect=Refused("by this test")))
+    monkeypatch.setattr(polling, "SHORTEST", 30)
+    monkeypatch.setattr(polling, "LONGEST", 30)
     bench.publish("first")
     desk, other = bench.desk(prefetch=2), bench.desk()
     desk.holder.leases = lambda _: leased
     assert bodies(desk.receive()) == ["first"]
-    desk.turn(0.05)
-    eventually(lambda: desk.turn(0.01) or desk.channel._in_poll)
-    desk.consumer.qos(prefetch_count=1)
+    eventually(lambda: desk.turn(0.01) or desk.channel.qos.arrivals.is_waiting, what="it waits")
+    if stops:
+        desk.holder.backlogged = True
+    else:
+        desk.consumer.qos(prefetch_count=1)
     bench.publish("second")
-    eventually(lambda: desk.turn(0.05) or not desk.channel._in_poll, what="the reply is read")
+    client.rpush("unacked.bell", "")
+    with mock.patch.object(desk.driver, "hand_back", wraps=desk.driver.hand_back) as hand_back:
+        eventually(lambda: desk.turn(0.05) or not desk.channel._in_poll, what="the reply is read")
+    hand_back.assert_called_once()  # it came, and had no place
     assert not desk.received
     (second,) = other.receive(within=3.0)
     assert (second.claim.deliveries, second.claim.losses) == (1, 0)

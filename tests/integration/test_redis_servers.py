@@ -11,10 +11,14 @@ import pytest
 
 from celery_lease.core.delivery import Answer, Renewal
 from harness.lease_desk import Bench
+from harness.setup import Setup
 from harness.waiting import eventually
+from harness.workers import WorkerOptions
 
 if TYPE_CHECKING:
     from harness.brokers import RedisServer, SentinelSet, TlsServer, UnixSocketServer
+    from harness.ledger import Ledger
+    from harness.workers import WorkerFleet
 
 pytestmark = pytest.mark.compat
 
@@ -131,3 +135,23 @@ def test_a_thousand_leases_are_extended_in_one_round_trip(valkey: RedisServer) -
     scripted = {each["command"].split()[0] for each in ours if each["client_type"] == "lua"}
     assert scripted == {"HDEL", "TIME", "ZMSCORE", "ZADD"}
     bench.close()
+
+
+def test_a_worker_leases_at_its_next_address(
+    own_valkey: RedisServer, redis_server: RedisServer, fleet: WorkerFleet, ledger: Ledger
+) -> None:
+    """Its broker is gone; at the next of its broker URLs its channel leases as before."""
+    first, second = own_valkey.fresh_url(), redis_server.fresh_url()
+    client = redis_server.client(Setup(second).database)
+    conf = {"worker_enable_remote_control": False, "task_ignore_result": True}
+    leased = WorkerOptions(module="harness.app_leased", concurrency=2)
+    worker = fleet.start(Setup(f"{first};{second}", conf=conf), leased)
+    task = Setup(first).app().send_task("any.work", (0.1,))
+    ledger.wait("end", task.id)
+    own_valkey.kill()
+    task = Setup(second).app().send_task("any.work", (1.0,))
+    ledger.wait("start", task.id, within=60)
+    assert client.zcard("unacked.leases") == 1
+    ledger.wait("end", task.id)
+    eventually(lambda: client.hlen("unacked") == 0)
+    assert "leases follow the connection to another broker" in worker.log

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.brokers import RedisServer
 from harness.setup import Setup
-from harness.waiting import eventually
+from harness.waiting import always, eventually
 from harness.workers import WorkerOptions
 
 if TYPE_CHECKING:
@@ -53,6 +54,27 @@ def test_a_worker_outlives_everything_that_is_no_task_of_its(
     assert worker.log.count("moved to 'celery.malformed'") == len(texts)
     assert "Traceback" not in _own_lines(worker.log)
     eventually(lambda: client.hlen("unacked") == 0, what="nothing is left unacknowledged")
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_lease_that_a_call_made_short_is_kept_while_it_waits(
+    redis_server: RedisServer, fleet: WorkerFleet, tmp_path: Path, pool: str
+) -> None:
+    """Breaks when the main loop gives signs of life as seldom as the tasks' own leases allow."""
+    setup = Setup(redis_server.fresh_url())
+    worker = fleet.start(setup, replace(LEASED, pool=pool))
+    app, gate, open_gate = setup.app(), tmp_path / "gate", tmp_path / "open"
+    open_gate.touch()
+    app.send_task(TASK, [str(gate)], task_id="long")
+    fleet.ledger.wait("start", "long")
+    short = {"lease": {"lease_extension": 0.6}}
+    app.send_task(TASK, [str(open_gate)], task_id="short", headers=short)
+    worker.wait_log("Task leased.beating[short] received")
+    assert always(lambda: "lost" not in worker.log, during=3, every=0.1)
+    gate.touch()
+    fleet.ledger.wait("end", "short")
+    (start,) = fleet.ledger.entries("start", "short")
+    assert start.facts["deliveries"] == 1
 
 
 @pytest.mark.compat

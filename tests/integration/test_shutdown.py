@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
+from harness import last_words
+from harness.app_shutdown import HEARS_LATE, SENT
 from harness.ledger import now
 from harness.places import place_of
 from harness.setup import Setup
@@ -27,6 +29,8 @@ from harness.workers import Worker, WorkerFleet, WorkerOptions
 
 if TYPE_CHECKING:
     from harness.brokers import RedisServer
+
+pytestmark = pytest.mark.long
 
 POOLS = {
     "prefork": ("prefork", 2),
@@ -61,19 +65,12 @@ def stage(setup: Setup, valkey: RedisServer, fleet: WorkerFleet) -> Stage:
     return Stage(setup, valkey, fleet)
 
 
-def cry(worker: Worker) -> str:
-    """Have a worker log where each of its threads is; return the log."""
-    worker.send(signal.SIGUSR1)
-    time.sleep(1)  # nothing says when it is done, or whether it can
-    return worker.log
-
-
 def leave(worker: Worker, within: float = 20.0) -> int:
     """Wait for a worker's end; return its exit code."""
     eventually(
         lambda: worker.returncode is not None,
         within,
-        what=lambda: f"{worker.hostname} ends:\n{cry(worker)}",
+        what=lambda: f"{worker.hostname} ends:\n{last_words.of(worker)}",
     )
     return int(worker.returncode)  # type: ignore[arg-type]
 
@@ -259,7 +256,8 @@ def test_no_broker_keeps_a_worker_by_its_silence(
     request: pytest.FixtureRequest, fleet: WorkerFleet
 ) -> None:
     """After the task's time come ten seconds for an answer, and ten for the connection's end."""
-    conf = {**Stage.conf, "worker_prefetch_multiplier": 1}
+    # With the heartbeats of RabbitMQ's default: missed ones are no help.
+    conf = {**Stage.conf, "worker_prefetch_multiplier": 1, "broker_heartbeat": 60}
     workers = []
     for name, (_, pools) in SILENT.items():
         place = place_of(name, request, visibility=30, **conf)
@@ -329,6 +327,37 @@ def test_a_critical_task_has_more_time_than_the_rest(stage: Stage) -> None:
     assert stage.ledger.count("end", critical) == 0
     assert leave(worker) == 0
     assert stage.ledger.count("end", critical) == 1
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("task", ["beats", "plain"])
+def test_a_task_that_began_just_before_keeps_no_worker(stage: Stage, task: str) -> None:
+    """Its process had written of its start, which the main loop did not read any more."""
+    worker = stage.having(lease_shutdown_timeout=6).worker(**{HEARS_LATE: "1"})
+    task_id = stage.send(task, 2)
+    stage.ledger.wait("start", task_id)
+    worker.wait_log(SENT)
+    worker.term()
+    stage.ledger.wait("end", task_id)
+    assert leave(worker, 10) == 0
+    assert stage.is_clean()
+    assert stage.queued == 0
+
+
+def test_a_job_of_which_a_process_has_got_a_part_keeps_no_worker(stage: Stage) -> None:
+    """It is written to its end; the task is not started any more."""
+    worker = stage.worker(**{HEARS_LATE: "1"})
+    (child,) = worker.children()
+    os.kill(child, signal.SIGSTOP)
+    task_id = stage.send("beats", 1, headers={"long": "." * 1_000_000})
+    worker.wait_log(SENT)
+    worker.term()
+    eventually(lambda: stage.queued == 1, 5, what="its message is back")
+    os.kill(child, signal.SIGCONT)
+    assert leave(worker, 10) == 0
+    assert stage.is_clean()
+    assert stage.queued == 1
+    assert not stage.ledger.count("start", task_id)
 
 
 def test_an_interruptible_task_moves_and_goes_on(stage: Stage) -> None:

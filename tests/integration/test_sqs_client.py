@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,8 @@ from kombu import Queue
 
 from celery_lease import brokers
 from celery_lease.brokers.consumer import lease_consumer
-from celery_lease.brokers.sqs.driver import Arrival, SqsDriver
+from celery_lease.brokers.sqs.driver import SqsDriver
+from celery_lease.brokers.sqs.receipts import Arrival
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.delivery import Answer, Claim, Renewal, Terms
 from harness.moto_server import REGION, MotoServer
@@ -53,21 +55,25 @@ def make_driver(moto: MotoServer, queue: str, **options: Any) -> SqsDriver:
 
 def receive(moto: MotoServer, driver: SqsDriver, queue: str) -> Claim:
     """Receive one message and claim it."""
-    now = CLOCK.now()
     url = moto.queue_url(queue)
     (message,) = moto.client().receive_message(QueueUrl=url, WaitTimeSeconds=5)["Messages"]
+    return claim(driver, queue, url, message)
+
+
+def claim(driver: SqsDriver, queue: str, url: str, message: dict[str, Any]) -> Claim:
+    """Claim a message that was received just now."""
     arrival = Arrival(
         handle=message["ReceiptHandle"],
         queue=queue,
         url=url,
         receives=1,
-        asked_at=now,
+        asked_at=CLOCK.now(),
         served_at=1_800_000_000,
         sent_ms=None,
     )
-    claim = driver.claim(arrival, Terms(seconds=20.0), CLOCK.now())
-    assert claim is not None
-    return claim
+    claimed = driver.claim(arrival, Terms(seconds=20.0), CLOCK.now())
+    assert claimed is not None
+    return claimed
 
 
 def fill(moto: MotoServer, queue: str, count: int) -> None:
@@ -89,6 +95,27 @@ def test_leases_are_extended_settled_and_handed_back_in_tens(moto: MotoServer) -
     assert driver.hand_back(tags[12:]) == [Answer.HELD] * 13
     assert driver.calls["DeleteMessageBatch"] == 2  # type: ignore[attr-defined]
     assert moto.counts(queue) == (13, 0)
+
+
+def test_calls_of_many_leases_are_under_way_at_the_same_time(moto: MotoServer) -> None:
+    """A hundred round trips one after the other would be as long as some leases."""
+    queue = moto.fresh_queue()
+    driver = make_driver(moto, queue)
+    entries = [{"Id": str(number), "MessageBody": "{}"} for number in range(10)]
+    client, url, tags = moto.client(), moto.queue_url(queue), []
+    for _ in range(12):
+        client.send_message_batch(QueueUrl=url, Entries=entries)
+        got = client.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]
+        tags += [claim(driver, queue, url, message).tag for message in got]
+    under_way: list[int] = []
+    events = driver.clients.client(queue, 5.0).meta.events
+    events.register("before-call.sqs", lambda **_: under_way.append(1))
+    events.register("after-call.sqs", lambda **_: under_way.append(-1))
+    renewals = [Renewal(tag, 600.0) for tag in tags]
+    assert driver.extend(renewals, timeout=60.0) == [Answer.HELD] * 120
+    assert driver.calls["ChangeMessageVisibilityBatch"] == 12  # type: ignore[attr-defined]
+    assert max(itertools.accumulate(under_way)) > 1
+    assert moto.counts(queue) == (0, 120)
 
 
 def test_a_plain_consumer_leases_what_it_receives(moto: MotoServer) -> None:

@@ -9,14 +9,14 @@ all run at the same time and each test reads its own.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING
 
 import pytest
 from kombu.transport.redis import Channel
 
 from harness.app import early, gate_path, gated, long
+from harness.scenarios import Scenarios, playing
 from harness.setup import Setup
 from harness.waiting import always, eventually
 from harness.workers import WorkerFleet, WorkerOptions
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from harness.brokers import RedisServer
     from harness.ledger import Ledger
-
-T = TypeVar("T")
 
 pytestmark = [
     pytest.mark.stock,
@@ -151,26 +149,13 @@ SCENARIOS: tuple[Callable[[Stage], object], ...] = (
 )
 
 
-class Scenarios:
-    """The scenarios' outcomes, as they become known."""
-
-    def __init__(self, futures: dict[Callable[[Stage], object], Future[object]]) -> None:
-        self._futures = futures
-
-    def outcome(self, scenario: Callable[[Stage], T]) -> T:
-        return cast("T", self._futures[scenario].result())
-
-
 @pytest.fixture(scope="module")
 def scenarios(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenarios]:
     """All scenarios, started together."""
     directory = tmp_path_factory.mktemp("stock")
-    stages = [Stage(valkey, directory / scenario.__name__) for scenario in SCENARIOS]
-    with ThreadPoolExecutor(len(stages)) as pool:
-        futures = dict(zip(SCENARIOS, map(pool.submit, SCENARIOS, stages), strict=True))
-        yield Scenarios(futures)
-    for stage in stages:
-        stage.close()
+    stages = {each: Stage(valkey, directory / each.__name__) for each in SCENARIOS}
+    with playing(stages, len(SCENARIOS)) as scenarios:
+        yield scenarios
 
 
 def test_a_task_longer_than_the_visibility_timeout_is_started_again_and_again(

@@ -18,6 +18,8 @@ from harness.waiting import eventually, free_port
 from harness.workers import QUIET_PEERS, Worker, WorkerFleet
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from harness.brokers import RedisServer
     from harness.setup import Setup
 
@@ -188,6 +190,30 @@ def test_no_task_process_outlives_its_main_process(stage: Stage, method: str) ->
     killed = now()
     eventually(lambda: not any(map(psutil.pid_exists, children)), 10, what="no orphan")
     assert now() - killed < 10
+
+
+@pytest.mark.parametrize(
+    ("pool", "killed"),
+    [
+        *((pool, "worker") for pool in ("prefork", "threads", "solo", "gevent", "eventlet")),
+        ("prefork", "task"),
+    ],
+)
+def test_a_command_does_not_run_beside_its_successor(
+    stage: Stage, tmp_path: Path, pool: str, killed: str
+) -> None:
+    """A shell that ignores SIGTERM, and its child in a session of its own, end with the process."""
+    pids = tmp_path / "pids"
+    line = (
+        f"trap '' TERM; echo $$ >> {pids}; setsid sh -c 'echo $$ >> {pids}; exec sleep 99' & wait"
+    )
+    worker = stage.worker(pool)
+    task_id = stage.send("command", line)
+    start = stage.ledger.wait("start", task_id, within=40)[0]
+    eventually(lambda: pids.exists() and pids.read_text().count("\n") == 2, 20)
+    os.kill(worker.pid if killed == "worker" else start.pid, signal.SIGKILL)
+    started = [int(each) for each in pids.read_text().split()]
+    eventually(lambda: not any(map(psutil.pid_exists, started)), 20, what=f"end of {started}")
 
 
 def _can_spawn() -> bool:

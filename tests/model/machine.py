@@ -1,4 +1,4 @@
-"""The machine: actors take turns at one queue, and after each turn server and model must agree.
+"""The machine: actors take turns at some queues, and after each turn server and model must agree.
 
 At every step another worker may act, under a tag that is its own, a former one, or one of which it
 never heard that it was granted. Whatever a call of a former holder changes shows as a difference,
@@ -8,14 +8,15 @@ for in the model it changes nothing.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from celery_lease.core.delivery import Answer, Renewal, Terms
-from model.lease_model import ARRIVAL, START, LeaseModel, Text
+from celery_lease.core.delivery import Answer, Claim, Renewal, Terms
+from celery_lease.core.keys import Exclusive, KeyAnswer, OnBusy, Verdict
+from model.asking import Asking, Disagreement, agree, answers
+from model.lease_model import ARRIVAL, LISTS, PARKED_FOR, START, LeaseModel, Text, Want
 from model.stage import VISIBILITY_TIMEOUT, WORKERS
 
 if TYPE_CHECKING:
@@ -33,37 +34,18 @@ recent = st.integers(0, 5)  # counted from the last one
 leases = st.sampled_from([20, 0, 10, 40, -5])  # seconds; also such as are over at once
 batches = st.lists(recent, min_size=1, max_size=3)
 renewals = st.lists(st.tuples(recent, leases, st.booleans()), min_size=1, max_size=4)
-passing = st.sampled_from([0.25, 1, 5, 10, 20, 40])  # seconds
-
-
-class Disagreement(AssertionError):
-    """The server is not where the model is."""
-
-
-@dataclass
-class Asking:
-    """A claim that its asker hears nothing of."""
-
-    attempt: Attempt
-    text: Text
-    plain: str  # what kombu would record of it
-    seconds: float
-    arrived: bool = False
-
-    @property
-    def may_be_adopted(self) -> bool:
-        return bool(self.plain) and not self.arrived
-
-
-def agree(what: str, real: object, expected: object) -> None:
-    """Raise Disagreement unless both are the same."""
-    if real != expected:
-        raise Disagreement(f"{what}: {real!r}, expected {expected!r}")
-
-
-def answers(held: list[bool]) -> list[Answer]:
-    """Return what a driver must make of the model's answers."""
-    return [Answer.HELD if each else Answer.LOST for each in held]
+homes = st.sampled_from([LISTS[0], *LISTS])  # queue and priority
+wants = st.sampled_from(
+    [
+        None,
+        Want("one", 1),
+        Want("one", 1),
+        Want("one", 1, "drop"),
+        Want("one", 1, "replace"),
+        Want("two", 2),
+    ]
+)
+passing = st.sampled_from([0.25, 1, 5, 10, 20, 40, 60])  # seconds
 
 
 class LeaseMachine(RuleBasedStateMachine):
@@ -75,11 +57,11 @@ class LeaseMachine(RuleBasedStateMachine):
         self.model = LeaseModel(visibility_timeout=VISIBILITY_TIMEOUT)
         self.stage.clear(START)
         self.published: list[str] = []
-        self.nonce = 0
         self.tags: list[str] = []  # of all deliveries that somebody was told of
         self.plain: list[str] = []
         self.asking: list[Asking] = []
         self.tokens: dict[str, list[int]] = defaultdict(list)
+        self.started: dict[str, Want | None] = {}  # of all that ever got their key
         self.server = self.stage.view()
 
     def driver(self, worker: int) -> RedisDriver:
@@ -88,12 +70,12 @@ class LeaseMachine(RuleBasedStateMachine):
     def may_be_due(self) -> bool:
         """Whether a sweep has something to do; a sweep for nothing comes less often."""
         due = any(score <= self.model.now for score in self.model.index.values())
-        return due or (bool(self.model.held) and self.nonce % 2 == 0)
+        return due or (bool(self.model.held) and self.model.nonce % 2 == 0)
 
     def may_hold(self) -> bool:
         """Whether there is a tag to use; former holders are not to use up the steps."""
         held = any(tag in self.model.held for tag in self.tags)
-        return held or (bool(self.tags) and self.nonce % 3 == 0)
+        return held or (bool(self.tags) and self.model.nonce % 3 == 0)
 
     def pick(self, which: list[int]) -> list[str]:
         """Return tags, each once: more often of those that are held than of all that ever were.
@@ -111,25 +93,45 @@ class LeaseMachine(RuleBasedStateMachine):
     # -------------------------------------------------------------------------- coming and going
 
     @precondition(lambda self: len(self.published) - len(self.model.completed) < MESSAGES)
-    @rule(failed=st.booleans())
-    def publish(self, *, failed: bool) -> None:
+    @rule(failed=st.booleans(), home=homes, want=wants)
+    def publish(
+        self, *, failed: bool, home: tuple[str, int] = LISTS[0], want: Want | None = None
+    ) -> None:
         """Publish a message, perhaps one that somebody has failed at before: a next loss rests."""
         message = f"m{len(self.published)}"
         self.published.append(message)
-        self.stage.publish(message)
-        self.model.publish(message)
-        if failed and len(self.model.queue) == 1:
+        self.model.wants[message] = want
+        self.stage.publish(message, *home)
+        self.model.publish(message, home)
+        if failed and self.model.waiting == 1:
             self.deliver(worker=0, seconds=10)
             self.hand_back(worker=0, which=[0], orderly=False, front=False)
 
-    @precondition(lambda self: self.model.queue)
-    @rule(worker=workers, seconds=leases)
-    def deliver(self, worker: int, seconds: float) -> None:
+    @precondition(lambda self: self.model.waiting)
+    @rule(
+        worker=workers,
+        seconds=leases,
+        waits=st.booleans(),
+        decides=st.booleans(),
+        starts=st.booleans(),
+    )
+    def deliver(
+        self,
+        worker: int,
+        seconds: float,
+        *,
+        waits: bool = False,
+        decides: bool = True,
+        starts: bool = False,
+    ) -> None:
         asking = self.pop(seconds)
+        asking.waits, asking.decides = waits, decides
         self.tags.append(asking.attempt.tag)
         self.arrive(asking, worker)
+        if starts and asking.attempt.tag in self.model.records:
+            self.take(worker, asking.attempt.tag)
 
-    @precondition(lambda self: self.model.queue)
+    @precondition(lambda self: self.model.waiting)
     @rule(worker=workers, seconds=leases, arrives=st.booleans(), fetched=st.booleans())
     def deliver_without_an_answer(
         self, worker: int, seconds: float, *, arrives: bool, fetched: bool = False
@@ -139,7 +141,7 @@ class LeaseMachine(RuleBasedStateMachine):
         if arrives:
             self.arrive(asking, worker)
 
-    @precondition(lambda self: self.model.queue)
+    @precondition(lambda self: self.model.waiting)
     @rule(worker=workers, seconds=leases, plainly=st.booleans())
     def an_arrival_is_over_before_its_claim(
         self, worker: int, seconds: float, *, plainly: bool
@@ -151,6 +153,32 @@ class LeaseMachine(RuleBasedStateMachine):
             self.a_plain_process_sweeps(timeout=0)
         else:
             self.reap(worker=worker, limit=100)
+
+    @precondition(lambda self: not self.model.waiting)
+    @precondition(lambda self: len(self.published) - len(self.model.completed) < MESSAGES)
+    @rule(worker=workers, seconds=leases)
+    def a_holder_of_a_key_is_late(self, worker: int, seconds: float) -> None:
+        """Its lease expires, another task of its key starts, and then it wants to go on."""
+        for _ in range(2):
+            self.publish(failed=False, want=Want("one", 1))
+            if not self.model.waiting:
+                return
+            self.deliver(worker=worker, seconds=10, decides=False, starts=True)
+            self.time_passes(seconds=10)
+        self.extend(worker=worker, wanted=[(which, seconds, True) for which in (0, 1, 5)])
+
+    @precondition(lambda self: not self.model.waiting)
+    @precondition(lambda self: len(self.published) - len(self.model.completed) < 2)
+    @rule(worker=workers, late=st.booleans())
+    def one_that_waits_is_replaced(self, worker: int, *, late: bool) -> None:
+        """By a newer one; or, if that was parked first, by the one that was received before."""
+        for _ in range(3):
+            self.publish(failed=False, want=Want("one", 1, "replace"))
+        for number in range(3):
+            if self.model.waiting:
+                starts = number == 0 or not late
+                self.deliver(worker=worker, seconds=40, decides=number == 2, starts=starts)
+        self.take_key(worker=worker, which=0)
 
     @precondition(lambda self: any(not each.arrived for each in self.asking))
     @rule(worker=workers, which=recent)
@@ -180,42 +208,71 @@ class LeaseMachine(RuleBasedStateMachine):
         self.plain += [message] if adopted else []
 
     def pop(self, seconds: float) -> Asking:
-        self.nonce += 1
-        arrived = self.stage.arrive(self.nonce)
+        arrived = self.stage.arrive(self.model.hand_out())
         if arrived is None:
             raise Disagreement("nothing arrives, though there is a message")
         attempt, plain = arrived
         return self.asked(attempt, self.model.arrive(attempt.arrival), plain, seconds)
 
     def fetch(self, seconds: float) -> Asking:
-        self.nonce += 1
-        attempt = self.stage.fetch(self.nonce)
-        return self.asked(attempt, self.model.fetch(attempt.tag), "", seconds)
+        nonce, place = self.model.hand_out(), self.model.next_place()
+        assert place is not None
+        attempt = self.stage.fetch(nonce, place)
+        return self.asked(attempt, self.model.fetch(nonce), "", seconds)
 
     def asked(self, attempt: Attempt, text: Text, plain: str, seconds: float) -> Asking:
-        popped = (attempt.tag.split("#")[0], attempt.deliveries, attempt.losses)
-        agree("popped", popped, (text.message, text.deliveries + 1, text.losses))
+        tag = f"{text.message}#{self.model.nonce:012d}"
+        popped = (attempt.tag, attempt.queue, attempt.deliveries, attempt.losses)
+        home, _ = self.model.homes[text.message]
+        agree("popped", popped, (tag, home, text.deliveries + 1, text.losses))
         return Asking(attempt, text, plain, seconds)
 
     def arrive(self, asking: Asking, worker: int) -> None:
         asking.arrived = True
-        terms = Terms(seconds=asking.seconds)
-        claim = self.driver(worker).claim(asking.attempt, terms, 0.0)
-        attempt = asking.attempt
-        token = self.model.claim(attempt.tag, attempt.arrival, asking.text, asking.seconds)
-        agree("token", claim and claim.token, token)
-        if claim is not None:
-            self.tokens[asking.text.message].append(claim.token)
+        attempt, message = asking.attempt, asking.text.message
+        want = self.model.wants[message]
+        exclusive = want and Exclusive(
+            key=want.key, limit=want.limit, on_busy=OnBusy(want.busy), decides=asking.decides
+        )
+        terms = Terms(
+            seconds=asking.seconds, waits=asking.waits, about={"id": message}, exclusive=exclusive
+        )
+        claim = self.driver(worker).claim(attempt, terms, 0.0)
+        expected = self.model.claim(
+            attempt.tag,
+            attempt.arrival,
+            asking.text,
+            asking.seconds,
+            waits=asking.waits,
+            decides=asking.decides,
+        )
+        agree("claim", claim and _said(claim), expected)
+        if isinstance(claim, Claim):
+            self.tokens[message].append(claim.token)
 
     # ----------------------------------------------------------------------------------- holders
+
+    def stale(self, tags: list[str]) -> list[bool]:
+        """Return of each tag whether its nonce is not in force, before a call with them."""
+        return [self.model.is_stale(tag) for tag in tags]
+
+    def agree_on_tags(
+        self, what: str, real: list[Answer], expected: list[bool], stale: list[bool]
+    ) -> None:
+        """Compare the answers; and whatever else the model expects, a stale nonce is refused."""
+        agree(what, real, answers(expected))
+        for answer, is_stale in zip(real, stale, strict=True):
+            if is_stale:
+                agree(f"INV-7: {what} under a stale nonce", answer, Answer.LOST)
 
     @precondition(lambda self: self.may_hold())
     @rule(worker=workers, wanted=renewals)
     def extend(self, worker: int, wanted: list[tuple[int, float, bool]]) -> None:
         each_once = {self.pick([which])[0]: (seconds, late) for which, seconds, late in wanted}
         batch = [Renewal(tag, seconds, late) for tag, (seconds, late) in each_once.items()]
+        stale = self.stale(list(each_once))
         expected = [self.model.extend(each.tag, each.seconds, late=each.late) for each in batch]
-        agree("extend", self.driver(worker).extend(batch), answers(expected))
+        self.agree_on_tags("extend", self.driver(worker).extend(batch), expected, stale)
 
     @precondition(lambda self: self.may_hold())
     @rule(worker=workers, which=recent, seconds=leases)
@@ -224,18 +281,43 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.may_hold())
     @rule(worker=workers, which=batches)
+    def begin(self, worker: int, which: list[int]) -> None:
+        tags = self.pick(which)
+        stale = self.stale(tags)
+        expected = [self.model.begin(tag) for tag in tags]
+        self.agree_on_tags("begin", self.driver(worker).begin(tags), expected, stale)
+
+    @precondition(lambda self: self.may_hold())
+    @rule(worker=workers, which=recent)
+    def take_key(self, worker: int, which: int) -> None:
+        (tag,) = self.pick([which])
+        self.take(worker, tag)
+
+    def take(self, worker: int, tag: str) -> None:
+        stale = self.model.is_stale(tag)
+        answer = self.driver(worker).take_key(tag)
+        agree("take", (str(answer.verdict), answer.by), self.model.take(tag))
+        if stale:
+            agree("INV-7: take under a stale nonce", answer.verdict, Verdict.LOST)
+        if answer.verdict is Verdict.HELD:
+            self.started[tag] = self.model.wants[tag.partition("#")[0]]
+
+    @precondition(lambda self: self.may_hold())
+    @rule(worker=workers, which=batches)
     def complete(self, worker: int, which: list[int]) -> None:
         tags = self.pick(which)
+        stale = self.stale(tags)
         expected = [self.model.complete(tag) for tag in tags]
-        agree("complete", self.driver(worker).complete(tags), answers(expected))
+        self.agree_on_tags("complete", self.driver(worker).complete(tags), expected, stale)
 
     @precondition(lambda self: self.may_hold())
     @rule(worker=workers, which=batches, orderly=st.booleans(), front=st.booleans())
     def hand_back(self, worker: int, which: list[int], *, orderly: bool, front: bool) -> None:
         tags = self.pick(which)
+        stale = self.stale(tags)
         expected = [self.model.hand_back(tag, orderly=orderly, front=front) for tag in tags]
         real = self.driver(worker).hand_back(tags, orderly=orderly, front=front)
-        agree("hand back", real, answers(expected))
+        self.agree_on_tags("hand back", real, expected, stale)
 
     @precondition(lambda self: self.may_hold())
     @rule(worker=workers, which=recent)
@@ -252,12 +334,37 @@ class LeaseMachine(RuleBasedStateMachine):
         reaped = [each.tag for each in self.driver(worker).reap(limit=limit)]
         agree("reaped", reaped, self.model.reap(limit))
 
+    @precondition(lambda self: any(each.parked for each in self.model.records.values()))
+    @rule(worker=workers)
+    def a_reaper_looks_at_the_parked(self, worker: int) -> None:
+        """All that is held has expired by then."""
+        self.time_passes(seconds=PARKED_FOR)
+        self.reap(worker=worker, limit=100)
+
     @precondition(lambda self: self.may_be_due())
     @rule(worker=workers)
     def a_reaper_was_stopped_halfway(self, worker: int) -> None:
         """Only the second of its two scripts runs, long after the first: leases are not its."""
         swept = [each.tag for each in self.driver(worker)._sweep(100)]
         agree("swept", swept, self.model.sweep(100))
+
+    @precondition(lambda self: self.model.held)
+    @rule(worker=workers)
+    def a_reaper_was_stopped_after_it_listed(self, worker: int) -> None:
+        """It listed all that is held, long ago; what it returns of that must be due now."""
+        listed = sorted(self.model.index, reverse=True)
+        sweeps, tags = self.driver(worker)._sweeps, [tag.encode() for tag in listed]
+        reaped = [each.tag for each in sweeps._return_leases(tags)]
+        agree("reaped of the listed", reaped, self.model.reap_listed(listed))
+        plain = self.driver(worker)._plain.run(tags, sweeps._sweep, sweeps._members)
+        agree("swept of the listed", [each.tag for each in plain], self.model.sweep_listed(listed))
+
+    @precondition(lambda self: self.model.held)
+    @rule(worker=workers, limit=st.sampled_from([1, 2, 100]))
+    def somebody_looks_at_what_is_overdue(self, worker: int, limit: int) -> None:
+        """And changes nothing."""
+        overdue = [each.tag for each in self.driver(worker).overdue(limit=limit)]
+        agree("overdue", overdue, self.model.overdue(limit))
 
     @precondition(lambda self: self.may_be_due())
     @rule(timeout=st.sampled_from([0, 1, 10, 3600]))
@@ -283,11 +390,13 @@ class LeaseMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------ plain workers
 
-    @precondition(lambda self: self.model.queue and not self.plain_holds())
+    @precondition(lambda self: self.model.waiting and not self.plain_holds())
     @rule()
     def a_plain_worker_takes(self) -> None:
-        tag = self.stage.take_plainly()
-        agree("taken", tag, self.model.take_plainly())
+        place = self.model.next_place()
+        assert place is not None
+        tag = self.stage.take_plainly(place[0])
+        agree("taken", tag, self.model.take_plainly(place[0]))
         self.plain.append(tag)
 
     def plain_holds(self) -> bool:
@@ -334,10 +443,29 @@ class LeaseMachine(RuleBasedStateMachine):
             agree(f"I4: tokens of {message}", tokens, sorted(set(tokens)))
 
     @invariant()
+    def i9_a_key_has_no_more_valid_holders_than_its_limit(self) -> None:
+        """By what the takers were told, not by the server's own list of holders."""
+        index, held = self.server["index"], defaultdict(list)
+        for tag, want in self.started.items():
+            if want is not None and index.get(tag, 0) > self.model.now:
+                held[want.key, want.limit].append(tag)
+        for (key, limit), tags in held.items():
+            if len(tags) > limit:
+                raise Disagreement(f"I9: key {key} is held by {tags}")
+
+    @invariant()
     def i5_every_message_is_in_one_place(self) -> None:
-        places = Counter(each.message for each in self.server["queue"])
+        places = Counter(each.message for texts in self.server["queues"].values() for each in texts)
         places.update(each.message for each in self.server["held"].values())
         places.update(each.message for each in self.server["dead"])
         places.update(each.message for each in self.model.in_hand.values())
         places.update(self.model.completed)
         agree("I5: places", places, Counter(self.published))
+
+
+def _said(claim: Claim | KeyAnswer) -> tuple[int, str, str]:
+    """Return token, verdict and whom that names, as the model does."""
+    if isinstance(claim, KeyAnswer):
+        return 0, str(claim.verdict), claim.by
+    answer = claim.turned_away
+    return (claim.token, str(answer.verdict), answer.by) if answer else (claim.token, "", "")

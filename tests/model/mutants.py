@@ -29,20 +29,30 @@ class Mutant:
 
 
 MUTANTS = [
-    # --------------------------------------------------------------------- arrive.lua, arrived.lua
-    Mutant("it also stays in its list", "arrive", "'RPOP', KEYS[i]", "'LINDEX', KEYS[i], -1"),
-    Mutant("the youngest arrives first", "arrive", "'RPOP'", "'LPOP'"),
-    Mutant("no reaper hears of it", "arrive", "redis.call('ZADD', KEYS[3], expiry, ARGV[1])"),
-    Mutant("plain sweeps do not see it", "arrive", "redis.call('ZADD', KEYS[1], expiry, ARGV[1])"),
+    # ---------------------------------------------------------------------- arrive.lua, record.lua
+    Mutant(
+        "it also stays in its list", "arrive", "'LTRIM', KEYS[i], 0, -2", "'LTRIM', KEYS[i], 0, -1"
+    ),
+    Mutant("the youngest arrives first", "arrive", "'LINDEX', KEYS[i], -1", "'LINDEX', KEYS[i], 0"),
+    Mutant(
+        "the youngest leaves its list",
+        "arrive",
+        "'LTRIM', KEYS[i], 0, -2",
+        "'LTRIM', KEYS[i], 1, -1",
+    ),
+    Mutant("no reaper hears of it", "arrive", "{'ZADD', KEYS[3], expiry, tag},"),
+    Mutant("plain sweeps do not see it", "arrive", "{'ZADD', KEYS[1], expiry, tag}, "),
     Mutant("it never goes back", "arrive", "+ tonumber(ARGV[2])", "+ 100 * tonumber(ARGV[2])"),
+    Mutant("the first list gets it back", "arrive", "key = KEYS[i]", "key = KEYS[6]"),
+    Mutant("its queue is the first", "arrive", "ARGV[i + 1]", "ARGV[7]"),
     Mutant("it arrives as a lease", "arrive", "arriving = true, ", ""),
     Mutant(
         "it is also returned",
         "adopt",
-        "redis.call('ZREM', KEYS[1], tag)",
-        "redis.call('ZSCORE', KEYS[1], tag) and 1",
+        "settle(ARGV[1])",
+        "",
     ),
-    Mutant("a record of it stays", "adopt", "  redis.call('HDEL', KEYS[4], tag)\n"),
+    Mutant("a record of it stays", "adopt", "  redis.pcall('HDEL', KEYS[4], tag)\n"),
     Mutant(
         "adopted at the beginning of time",
         "adopt",
@@ -54,14 +64,25 @@ MUTANTS = [
     Mutant(
         "what went back is claimed",
         "claim",
-        "not arrived(ARGV[5])",
-        "not (arrived(ARGV[5]) or true)",
+        "not is_kept(ARGV[5])",
+        "not (is_kept(ARGV[5]) or true)",
     ),
-    Mutant("a token comes twice", "claim", "or '0') + 1", "or '0')"),
+    Mutant("an arrival outlives its claim", "claim", "  settle(ARGV[5])"),
+    Mutant("a token comes twice", "claim", "or 0) + 1", "or 0)"),
     Mutant("tokens do not follow the clock", "claim", "tonumber(time[1]) * 1000000 +", "0 +"),
     Mutant("a lease is the time of delivery", "claim", "now + tonumber(ARGV[3])", "now"),
-    Mutant("no reaper hears of it", "claim", "redis.call('ZADD', KEYS[3], expiry, ARGV[1])"),
-    Mutant("plain sweeps do not see it", "claim", "redis.call('ZADD', KEYS[1], expiry, ARGV[1])"),
+    Mutant("no reaper hears of it", "claim", "{'ZADD', KEYS[3], expiry, tag},"),
+    Mutant("plain sweeps do not see it", "claim", "{'ZADD', KEYS[1], expiry, tag}, "),
+    # --------------------------------------------------------------------------------- begin.lua
+    Mutant(
+        "a beginning is not noted",
+        "begin",
+        "string.sub(record, 1, first - 1) .. string.sub(record, last + 1)",
+        "record",
+    ),
+    Mutant(
+        "what is over may begin", "begin", "record and redis.call('ZSCORE', KEYS[1], tag)", "true"
+    ),
     # --------------------------------------------------------------------------------- extend.lua
     Mutant("expired leases live on", "extend", "(late or tonumber(score) > now)", "true"),
     Mutant(
@@ -98,14 +119,14 @@ MUTANTS = [
         "answers[i] = redis.call('ZREM', KEYS[1], tag)",
         "redis.call('ZREM', KEYS[1], tag) answers[i] = 1",
     ),
-    Mutant("an ack leaves the text", "complete", "redis.call('HDEL', KEYS[2], tag)"),
+    Mutant("an ack leaves the text", "complete", "    redis.call('HDEL', KEYS[2], tag)"),
     Mutant(
         "an ack leaves the index",
         "complete",
         "redis.call('ZREM', KEYS[1], tag)",
         "redis.call('ZSCORE', KEYS[1], tag) and 1 or 0",
     ),
-    Mutant("an ack leaves the lease", "complete", "redis.call('ZREM', KEYS[3], tag)"),
+    Mutant("an ack leaves the lease", "complete", "redis.pcall('ZREM', KEYS[3], tag)"),
     Mutant(
         "an ack takes the next holder's",
         "complete",
@@ -119,7 +140,7 @@ MUTANTS = [
     Mutant(
         "what is handed back stays held",
         "hand_back",
-        "redis.call('ZREM', KEYS[1], tag)\n  redis.call('HDEL', KEYS[2], tag)",
+        "redis.call('HDEL', KEYS[2], tag)\n  redis.pcall('ZREM', KEYS[1], tag)",
     ),
     Mutant("an orderly return is a loss", "hand_back", "if not loss and", "if false and"),
     Mutant("a loss is an orderly return", "hand_back", "if not loss and", "if true and"),
@@ -135,9 +156,7 @@ MUTANTS = [
         "RESTS_FROM, LONGEST_REST = 2",
         "RESTS_FROM, LONGEST_REST = 99",
     ),
-    Mutant(
-        "a giver-up may still ack", "hand_back", "resting, ends = tag .. '~'", "resting, ends = tag"
-    ),
+    Mutant("a giver-up may still ack", "hand_back", "keep(tag .. '~', ends", "keep(tag, ends"),
     Mutant(
         "the first loss rests",
         "hand_back",
@@ -145,7 +164,27 @@ MUTANTS = [
         "RESTS_FROM, LONGEST_REST = 1",
     ),
     Mutant("a rest is no loss to tell of", "hand_back", "remember(tag, record, 'given up')"),
-    # ----------------------------------------------------------------------------------- reap.lua
+    # ----------------------------------------------------------------------- due.lua and reap.lua
+    Mutant(
+        "what is not due is listed",
+        "due",
+        "tonumber(page[i + 1]) > latest",
+        "tonumber(page[i + 1]) > latest + 15",
+    ),
+    Mutant("one page is all", "due", "return {seen, due,", "return {0, {},"),
+    Mutant("plain messages are never due", "due", "and 1 or 0}", "and 0 or 0}"),
+    Mutant(
+        "nobody knows the order",
+        "due",
+        "string.match(records[i] or '', '\"token\": (%d+)')",
+        "false",
+    ),
+    Mutant(
+        "what waited has lost",
+        "reap",
+        "if loss == 'expired' and claim.waits and not claim.resting then",
+        "if false then",
+    ),
     Mutant(
         "the reaper pushes twice",
         "reap",
@@ -155,10 +194,10 @@ MUTANTS = [
     Mutant(
         "the reaper takes live leases",
         "reap",
-        "'-inf', now, 'WITHSCORES'",
-        "'-inf', now + 15, 'WITHSCORES'",
+        "tonumber(expiry) <= now",
+        "tonumber(expiry) <= now + 15",
     ),
-    Mutant("the reaper leaves it held", "reap", "  settle(tag)\n  return claim", "  return claim"),
+    Mutant("the reaper leaves it held", "reap", "  settle(tag)\n  if loss and", "  if loss and"),
     Mutant("the reaper drops it", "reap", "redis.pcall(push, claim.key, payload)", "0"),
     Mutant("an expiry is no loss", "reap", "if not loss and", "if true and"),
     Mutant("a rest counts twice", "reap", "if loss and not claim.resting and", "if loss and"),
@@ -168,8 +207,7 @@ MUTANTS = [
         "and not claim.arriving then\n    remember",
         "then\n    remember",
     ),
-    Mutant("reaped ones may be returned again", "reap", "redis.call('ZADD', KEYS[5], now, due[i])"),
-    Mutant("no limit", "reap", "local limit = tonumber(ARGV[1])", "local limit = 100"),
+    Mutant("reaped ones may be returned again", "reap", "redis.pcall('ZADD', KEYS[5], now, tag)"),
     Mutant(
         "half a record stays",
         "reap",
@@ -177,7 +215,7 @@ MUTANTS = [
         "    redis.call('ZREM', KEYS[3], tag)\n    return nil",
     ),
     # -------------------------------------------------------------------------------- unclaim.lua
-    Mutant("no refusal is left", "unclaim", "redis.call('ZADD', KEYS[5], now, ARGV[1])"),
+    Mutant("no refusal is left", "unclaim", "redis.pcall('ZADD', KEYS[5], now, ARGV[1])"),
     Mutant(
         "a second return pushes again", "unclaim", "redis.call('ZSCORE', KEYS[5], ARGV[1])", "false"
     ),
@@ -190,8 +228,8 @@ MUTANTS = [
     Mutant(
         "what went back is pushed again",
         "unclaim",
-        "or arrived(ARGV[4])",
-        "or arrived(ARGV[4]) or true",
+        "is_kept(ARGV[4])",
+        "true",
     ),
     Mutant(
         "an unheard delivery is a loss",
@@ -202,32 +240,92 @@ MUTANTS = [
     Mutant(
         "it goes to the back of the line",
         "unclaim",
-        "redis.call('RPUSH', ARGV[2], ARGV[3])",
-        "redis.call('LPUSH', ARGV[2], ARGV[3])",
+        "redis.call('RPUSH', ARGV[2], ARGV[3])\n  settle",
+        "redis.call('LPUSH', ARGV[2], ARGV[3])\n  settle",
     ),
     # ----------------------------------------------------------------------------------- bury.lua
-    Mutant("a dead letter stays held", "bury", "history(tag))\nsettle(tag)", "history(tag))"),
-    Mutant("a burial is forgotten", "bury", "redis.call('ZADD', KEYS[5], now, note)"),
+    Mutant("a dead letter stays held", "bury", "end\nsettle(tag)", "end"),
+    Mutant("a burial is forgotten", "bury", "redis.pcall('ZADD', KEYS[5], now, note)"),
     Mutant(
         "a dead letter keeps its counters",
         "bury",
         '{"lease": "000000:000000"',
         '{"lease": "000001:000001"',
     ),
-    Mutant("a dead letter's past goes on", "bury", "redis.call('DEL', history(tag))"),
-    Mutant("nobody finds the queue", "bury", "redis.call('SADD', KEYS[6], ARGV[3])"),
+    Mutant("a dead letter's past goes on", "bury", "redis.pcall('DEL', history(tag))"),
+    Mutant("nobody finds the queue", "bury", "redis.call('SADD', KEYS[6], ARGV[3])", "1"),
     # --------------------------------------------------------------------------------- exhume.lua
     Mutant(
         "a letter is sent twice",
         "exhume",
-        "redis.call('LREM', KEYS[4], -1, ARGV[2]) == 0",
-        "redis.call('LREM', KEYS[4], -1, ARGV[2]) == 2",
+        "removed ~= 1",
+        "removed == 2",
     ),
-    Mutant("a letter stays", "exhume", "redis.call('LREM', KEYS[4], -1, ARGV[2]) == 0", "false"),
+    Mutant("a letter stays", "exhume", "redis.pcall('LREM', KEYS[4], -1, ARGV[2])", "1"),
+    Mutant("it is put there all the same", "exhume", "redis.pcall('LPOP', KEYS[5])"),
     Mutant("a letter is only thrown away", "exhume", "redis.call('LPUSH', KEYS[5], ARGV[3])"),
-    Mutant("an empty queue keeps its name", "exhume", "redis.call('SREM', KEYS[3], ARGV[1])"),
+    Mutant("an empty queue keeps its name", "exhume", "redis.pcall('SREM', KEYS[3], ARGV[1])"),
+    # ---------------------------------------------------------------------- take.lua, exclusive.lua
+    Mutant("a busy key is taken", "take", "is_free(facts.key, facts.limit, true)", "true"),
+    Mutant("who was ousted may extend late", "take", "(not clear or oust(key, tag))", "true"),
+    Mutant("nobody is ousted", "take", "(not clear or oust(key, tag))", "not clear"),
+    Mutant(
+        "an ousted one is forgotten", "take", "if keep(tag .. '~', expiry", "if keep(tag, expiry"
+    ),
+    Mutant(
+        "what is over may start", "take", " or not expiry or tonumber(expiry) <= now then", " then"
+    ),
+    Mutant(
+        "a parked one is claimed, too", "take", "if verdict == 'parked' then\n  settle(tag)\nend"
+    ),
+    Mutant("a start is not noted", "take", "(record, WAITS, 1, true)", "(record, '?', 1, true)"),
+    Mutant(
+        "the younger gives way",
+        "take",
+        "string.sub(place, 5) < string.sub(last, 5, PLACE_LENGTH)",
+        "string.sub(place, 5) > string.sub(last, 5, PLACE_LENGTH)",
+    ),
+    Mutant("both wait", "claim", "  if last then\n    unpark(", "  if false then\n    unpark("),
+    Mutant(
+        "a delivery that was none counts",
+        "take",
+        "deliveries - 1, losses - 1,",
+        "deliveries, losses,",
+    ),
+    Mutant(
+        "a busy key is overlooked",
+        "claim",
+        "not is_free(claim.exclusive.key, claim.exclusive.limit)",
+        "false",
+    ),
+    Mutant(
+        "who is parked may be claimed once more",
+        "claim",
+        "redis.pcall('ZADD', KEYS[6], now, ARGV[1])",
+    ),
+    Mutant("a place is lost", "claim", "facts.place", "''"),
+    Mutant("nobody is woken", "complete", "    wake(claim.exclusive.key)\n"),
+    Mutant(
+        "a key is never free",
+        "complete",
+        "redis.pcall('ZREM', named('holders', claim.exclusive.key), tag)",
+    ),
+    Mutant(
+        "the last in the line is woken",
+        "complete",
+        "named('parked', key), 0, 0)[1]",
+        "named('parked', key), -1, -1)[1]",
+    ),
+    Mutant(
+        "who is woken stays in the line",
+        "complete",
+        "redis.pcall('ZREM', key, claim.parked .. ' ' .. tag) == 1",
+        "false",
+    ),
+    Mutant("the parked go back to their queues", "reap", " and not tend(ARGV[i])"),
+    Mutant("a forgotten one waits for ever", "reap", "(over or free) and", "over and"),
     # ---------------------------------------------------------------------------------- sweep.lua
-    Mutant("the plain sweep does not wait", "sweep", "'-inf', now - timeout", "'-inf', now"),
+    Mutant("the plain sweep does not wait", "sweep", "tonumber(score) <= now - timeout", "true"),
     Mutant(
         "the plain sweep drops",
         "sweep",
@@ -237,5 +335,7 @@ MUTANTS = [
     Mutant(
         "the plain sweep takes leases", "sweep", "redis.call('HEXISTS', KEYS[4], tag) == 1", "false"
     ),
-    Mutant("the plain sweep leaves it held", "sweep", "  else\n    settle(tag)", "  else"),
+    Mutant("the plain sweep forgets the prefix", "sweep", "facts.prefix .. queue", "queue"),
+    Mutant("the plain sweep forgets the priority", "sweep", "step ~= 0 and", "false and"),
+    Mutant("the plain sweep leaves it held", "sweep", "redis.call('HDEL', KEYS[2], tag)"),
 ]

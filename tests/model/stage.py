@@ -18,32 +18,58 @@ from kombu import Connection, Producer
 from kombu.transport import redis as kombu_redis
 
 from celery_lease.brokers.redis import scripts
-from celery_lease.brokers.redis.arrivals import ARRIVAL
 from celery_lease.brokers.redis.attempt import Attempt
 from celery_lease.brokers.redis.driver import RedisDriver
-from model.lease_model import Text
+from celery_lease.brokers.redis.sweeps import ARRIVAL
+from model.lease_model import LISTS, Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 WORKERS = 3
+#: Before every key of the database; the machine's is not empty, so that no script forgets it.
+PREFIX = "app:"
 VISIBILITY_TIMEOUT = 30  # seconds, of the sweep for plain messages
 
-#: Everything in the database, in one call.
+#: Everything in the database, in one call. The keys are the queues' lists.
 LOOK = """
-local histories = {}
-for _, key in ipairs(redis.call('KEYS', 'unacked.history.*')) do
-  histories[#histories + 1] = string.sub(key, #'unacked.history.' + 1)
+local prefix = ARGV[1]
+local function get(command, key, ...)
+  return redis.call(command, prefix .. key, ...)
+end
+local histories, lists = {}, {}
+for _, key in ipairs(get('KEYS', 'unacked.history.*')) do
+  histories[#histories + 1] = string.sub(key, #prefix + #'unacked.history.' + 1)
   histories[#histories + 1] = redis.call('LRANGE', key, 0, -1)
 end
+for i, key in ipairs(KEYS) do
+  lists[i] = redis.call('LRANGE', key, 0, -1)
+end
 local function scores(key)
-  return redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+  return get('ZRANGE', key, 0, -1, 'WITHSCORES')
+end
+local function foreign()
+  local found = {}
+  for _, key in ipairs(redis.call('KEYS', '*')) do
+    if string.sub(key, 1, #prefix) ~= prefix and key ~= 'clock' then
+      found[#found + 1] = key
+    end
+  end
+  return found
+end
+local held, lines = {}, {}
+for kind, found in pairs({holders = held, parked = lines}) do
+  for _, key in ipairs(get('KEYS', 'unacked.' .. kind .. '.*')) do
+    found[#found + 1] = string.sub(key, #prefix + #('unacked.' .. kind .. '.') + 1)
+    found[#found + 1] = redis.call('ZRANGE', key, 0, -1)
+  end
 end
 return {
-  redis.call('LRANGE', 'q', 0, -1), scores('unacked_index'), redis.call('HGETALL', 'unacked'),
-  scores('unacked.leases'), redis.call('HGETALL', 'unacked.claims'), scores('unacked.refusals'),
-  redis.call('LRANGE', 'q.dead', 0, -1), redis.call('SMEMBERS', 'unacked.dead'),
-  redis.call('GET', 'unacked.token'), histories,
+  lists, scores('unacked_index'), get('HGETALL', 'unacked'),
+  scores('unacked.leases'), get('HGETALL', 'unacked.claims'), scores('unacked.refusals'),
+  get('LRANGE', 'q.dead', 0, -1), get('SMEMBERS', 'unacked.dead'),
+  get('GET', 'unacked.token') or '0', histories, foreign(), held, lines,
+  get('HGETALL', 'unacked.parked'),
 }
 """
 
@@ -72,14 +98,22 @@ class ScriptError(BaseException):
 class Stage:
     """Everything that outlives one example of the machine; :meth:`clear` comes before each."""
 
-    def __init__(self, url: str, change: Callable[[str, str], str] = lambda _, text: text) -> None:
+    def __init__(
+        self,
+        url: str,
+        change: Callable[[str, str], str] = lambda _, text: text,
+        *,
+        prefix: str = PREFIX,
+    ) -> None:
         """Prepare scripts as *change* returns them, given their name and text."""
-        self.now = 0.0
+        self.now, self.prefix = 0.0, prefix
         self._stack = ExitStack()
         self.client = self._stack.enter_context(redis.Redis.from_url(url, socket_timeout=5))
-        options = {"visibility_timeout": VISIBILITY_TIMEOUT}
+        options = {"visibility_timeout": VISIBILITY_TIMEOUT, "global_keyprefix": prefix}
         self._connection = self._stack.enter_context(Connection(url, transport_options=options))
         self.channel: Any = self._connection.default_channel
+        #: Where the messages of each list of the model are, the one that is read first in front.
+        self.keys = {place: self._key(*place) for place in LISTS}
         self._look: Any = self.client.register_script(LOOK)
         self._producer = Producer(self.channel, auto_declare=False)
         changed = mock.patch.object(
@@ -116,35 +150,40 @@ class Stage:
         pipe.rpush("clock", int(now), round(now % 1 * 1e6))
         pipe.execute()
 
-    def publish(self, message: str) -> None:
+    def _key(self, queue: str, priority: int) -> str:
+        return f"{self.prefix}{self.channel._q_for_pri(queue, priority)}"
+
+    def publish(self, message: str, queue: str = "q", priority: int = 0) -> None:
         with mock.patch.object(self.channel, "_next_delivery_tag", return_value=message):
-            self._producer.publish(message, exchange="", routing_key="q")
+            self._producer.publish(message, exchange="", routing_key=queue, priority=priority)
 
     def arrive(self, nonce: int) -> tuple[Attempt, str] | None:
         """Take the next message as a consumer that waits; also return what kombu would record."""
         arrival = f"arrival#{nonce}"
-        command = self.drivers[0].arrive(arrival, ARRIVAL, {"q": "q"}, by_name=False)
+        lists = {key: queue for (queue, _), key in self.keys.items()}
+        command = self.drivers[0].arrive(arrival, ARRIVAL, lists, by_name=False)
         try:
             reply: Any = self.client.execute_command(*command)
         except redis.RedisError as exc:
             raise ScriptError(str(exc)) from exc
         if reply is None:
             return None
-        text = reply[1].decode()
-        return self._attempt(text, nonce, arrival), f'[{text}, "", "q"]'
+        key, text = map(bytes.decode, reply)
+        return self._attempt(text, nonce, key, arrival), f'[{text}, "", "{lists[key]}"]'
 
-    def fetch(self, nonce: int) -> Attempt:
-        """Take the next message as kombu does that is asked for one."""
-        text: Any = self.client.rpop("q")
-        return self._attempt(text, nonce, "")
+    def fetch(self, nonce: int, place: tuple[str, int]) -> Attempt:
+        """Take the next message of a list as kombu does that is asked for one."""
+        text: Any = self.client.rpop(self.keys[place])
+        return self._attempt(text, nonce, self.keys[place], "")
 
-    def _attempt(self, text: str | bytes, nonce: int, arrival: str) -> Attempt:
+    def _attempt(self, text: str | bytes, nonce: int, key: str, arrival: str) -> Attempt:
         message = self.channel.Message(json.loads(text), channel=self.channel)
-        attempt = Attempt.of(message, "q", "q", arrival)
+        queue = next(queue for (queue, _), each in self.keys.items() if each == key)
+        attempt = Attempt.of(message, queue, key, arrival)
         return replace(attempt, tag=f"{message.delivery_tag}#{nonce:012d}")
 
-    def take_plainly(self) -> str:
-        return str(self.channel.basic_get("q").delivery_tag)
+    def take_plainly(self, queue: str = "q") -> str:
+        return str(self.channel.basic_get(queue).delivery_tag)
 
     def settle_plainly(self, tag: str, *, ack: bool, requeue: bool) -> None:
         if ack:
@@ -158,9 +197,14 @@ class Stage:
 
     def view(self) -> dict[str, Any]:
         """Return all that the server holds of messages, in one call."""
-        queue, index, held, leases, claims, refusals, dead, names, token, histories = self._look()
+        keys, prefix = list(self.keys.values()), [self.prefix]
+        lists, index, held, leases, claims, refusals, *more = self._look(keys=keys, args=prefix)
+        dead, names, token, histories, foreign, holders, lines, parked = more
         return {
-            "queue": [_text(json.loads(each)) for each in queue],
+            "queues": {
+                place: [_text(json.loads(each)) for each in texts]
+                for place, texts in zip(self.keys, lists, strict=True)
+            },
             "index": _scores(index),
             "held": {tag: _text(json.loads(each)[0]) for tag, each in _pairs(held)},
             "leases": _scores(leases),
@@ -169,6 +213,13 @@ class Stage:
             "dead": [_text(json.loads(each)) for each in dead],
             "graveyards": {name.decode() for name in names},
             "token": int(token or 0),
+            "foreign": [key for key in foreign if not key.startswith(b"_kombu")],
+            "holders": {key: set(map(bytes.decode, tags)) for key, tags in _pairs(holders)},
+            "lines": {
+                key: {tuple(each.decode().split(" ")) for each in line}
+                for key, line in _pairs(lines)
+            },
+            "parked": {queue: int(count) for queue, count in _pairs(parked)},
             "history": {name: list(map(_reason, losses)) for name, losses in _pairs(histories)},
         }
 
@@ -187,9 +238,11 @@ def _reason(loss: bytes) -> str:
 
 def _text(payload: dict[str, Any]) -> Text:
     deliveries, losses = payload.get("lease", "0:0").split(":")
-    return Text(payload["properties"]["delivery_tag"], int(deliveries), int(losses))
+    line = (payload.get("place", ""), payload.get("replaced", ""))
+    return Text(payload["properties"]["delivery_tag"], int(deliveries), int(losses), *line)
 
 
-def _record(claim: dict[str, Any]) -> tuple[int | bool, ...]:
+def _record(claim: dict[str, Any]) -> tuple[int | bool | str, ...]:
     numbers = [claim.get(each, 0) for each in ("token", "deliveries", "losses")]
-    return (*numbers, claim.get("resting", False), claim.get("arriving", False))
+    flags = [claim.get(each, False) for each in ("resting", "arriving", "waits")]
+    return (*numbers, *flags, claim.get("parked", ""), claim.get("holds", False))

@@ -10,12 +10,16 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from celery_lease.brokers.redis import scripts
-from model.machine import Disagreement, LeaseMachine
+from celery_lease.core.delivery import Answer, Renewal
+from model.asking import Disagreement
+from model.machine import LeaseMachine
 from model.mutants import MUTANTS, Mutant
 from model.stage import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+pytestmark = pytest.mark.long
 
 PLAIN = settings(
     max_examples=60,
@@ -86,9 +90,33 @@ def test_a_message_whose_arrival_is_over_is_not_adopted(stage: Stage) -> None:
     assert not machine.plain
 
 
+def test_a_stale_nonce_is_refused_by_every_call(stage: Stage) -> None:
+    """INV-7: the message is held again, under the next nonce; its former holder changes nothing."""
+    machine = LeaseMachine(stage)
+    machine.publish(failed=False, home=("r", 6))
+    machine.deliver(worker=0, seconds=10)
+    machine.time_passes(seconds=10)
+    machine.reap(worker=1, limit=100)
+    machine.deliver(worker=1, seconds=40)
+    former, current = machine.tags
+    assert machine.stale([former, current]) == [True, False]
+    driver = machine.driver(0)
+    refused = [driver.extend([Renewal(former, 20, late)])[0] for late in (False, True)] + [
+        driver.begin([former])[0],
+        driver.complete([former])[0],
+        driver.bury(former, "q.dead"),
+    ]
+    for orderly in (False, True):
+        refused += driver.hand_back([former], orderly=orderly)
+    assert set(refused) == {Answer.LOST}
+    machine.i0_the_server_is_looked_at()
+    machine.i4_nothing_else_has_changed()
+    assert driver.complete([current]) == [Answer.HELD]
+
+
 def test_every_script_of_the_driver_has_mutants() -> None:
-    """A new script cannot go without."""
-    assert {each.script for each in MUTANTS} == set(scripts.NAMES)
+    """A new script cannot go without; one of them moves no message."""
+    assert {each.script for each in MUTANTS} == set(scripts.NAMES) - {"leave"}
 
 
 def test_every_mutant_is_a_change_of_the_scripts_as_they_are() -> None:

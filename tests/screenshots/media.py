@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from celery_lease.task import LeasedTask
+from celery_lease.task.task import LeasedTask
 from harness.setup import Setup
 
 if TYPE_CHECKING:

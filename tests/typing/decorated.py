@@ -112,6 +112,10 @@ def simple(path: str, *, context: ToolContext) -> str:
 def transcode(path: str, quality: int, *, context: ToolContext) -> str:
     for chunk in context.track(["a", "b"]):
         assert_type(chunk, str)
+    for chunk in context.iterate(lambda last: [f"{last}"], cursor=lambda each: each.upper()):
+        assert_type(chunk, str)
+    for number in context.iterate([1, 2], name="numbers"):
+        assert_type(number, int)
     assert_type(context.tool(len, path), int)
     return path
 
@@ -132,3 +136,74 @@ class Own(LeasedTask):
 
 
 assert_type(current_context(), ToolContext)
+
+
+# Options are checked by name and by type, Celery's own among them; those of calls, too.
+
+
+@leased_task(
+    name="options",
+    base=Own,
+    lease_mode="daemon",
+    lease_on_lost="continue",
+    lease_max_duration=3600,
+    lease_key="options:{path}",
+    lease_key_limit=2,
+    lease_on_busy="replace",
+    lease_watchdog_threshold=None,
+    autoretry_for=(OSError,),
+    retry_backoff=True,
+    time_limit=60,
+    queue="long",
+    ignore_result=True,
+)
+def options(path: str) -> None: ...
+
+
+leased_task(lease_extensoin=60)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+leased_task(lease_extension="60")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+leased_task(bind=True, lease_mode="beats")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+leased_task(bind=True, lease_reaper_interval=1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+
+
+def either(flag: bool) -> None:
+    @leased_task(bind=flag)
+    def work(*path: str) -> bytes:
+        return b""
+
+    assert_type(work.delay("a"), "AsyncResult[bytes]")
+
+
+@leased_task(bind=True)
+def retried(self: LeasedTask, context: ToolContext, path: str) -> bytes:
+    if self.request.retries:
+        raise self.retry(countdown=1)
+    return path.encode()
+
+
+def key_of(path: str) -> str:
+    """Return the key of a call."""
+    return f"x:{path}"
+
+
+assert_type(retried.s("a"), "Signature[bytes]")
+retried.apply_async(("a",), lease_mode="beats")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+retried.apply_async(("a",), lease_key=key_of, lease_on_busy="drop")
+retried.apply_async(("a",), lease_on_busy="skip")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@leased_task(bind=True, lease_extension=60)
+def bound_simple(self: LeasedTask, path: str, *, context: ToolContext) -> str:
+    return path
+
+
+assert_type(bound_simple.delay("a"), "AsyncResult[str]")
+
+
+@leased_task(bind=True)
+def bound_alone(self: LeasedTask) -> int:
+    return 1
+
+
+assert_type(bound_alone.delay(), "AsyncResult[int]")
+bound_alone.delay(1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import RecoverableConnectionError
 
-from celery_lease.brokers.amqp.driver import AmqpDriver, Arrival
+from celery_lease.brokers.amqp.delivery import Arrival
 from celery_lease.brokers.amqp.limits import Limit
 from celery_lease.core.delivery import Terms
 
 if TYPE_CHECKING:
+    from celery_lease.brokers.amqp.driver import AmqpDriver
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Claim
 
@@ -61,6 +62,8 @@ def claim(
     number: int = 1,
     seconds: float = 10.0,
     timeout: float = 1800.0,
+    redelivered: bool = False,
+    waits: bool = False,
 ) -> Claim:
     """Let a message arrive on a channel."""
     arrival = Arrival(
@@ -70,6 +73,7 @@ def claim(
         limit=Limit("q", timeout),
         message_id=f"m{number}",
         headers={},
-        redelivered=False,
+        redelivered=redelivered,
     )
-    return driver.claim(arrival, Terms(seconds=seconds, about={"id": number}), clock.now())
+    terms = Terms(seconds=seconds, waits=waits, about={"id": number})
+    return driver.claim(arrival, terms, clock.now())

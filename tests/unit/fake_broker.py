@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from celery_lease.core import board as beatboard
-from celery_lease.core.board import Board
+from celery_lease import board as beatboard
+from celery_lease.board import Board, spans
+from celery_lease.board.spans import Span
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal
 from celery_lease.core.policy import LeasePolicy
 from celery_lease.worker.keeper import Keeper, Report
@@ -56,9 +57,11 @@ class FakeDriver:
         self.clock = clock
         self.expiries: dict[str, float] = {}
         self.calls: list[Call] = []
+        self.begun: list[list[str]] = []
         self.silent = False  #: nothing is done, nothing is answered
         self.deaf = False  #: everything is done, nothing is answered
         self.closed = False
+        self.ends: list[str] = []  #: tags that were said to end in order
         self.meanwhile: Callable[[], None] = lambda: None  #: runs once, inside the next extension
 
     def extend(self, renewals: Sequence[Renewal], *, timeout: float) -> list[Answer]:
@@ -67,14 +70,29 @@ class FakeDriver:
         meanwhile()
         return [self._done(each.tag, self.clock.now() + each.seconds) for each in renewals]
 
+    def begin(self, tags: Sequence[str]) -> list[Answer]:
+        self.begun.append(list(tags))
+        return [Answer.UNKNOWN if self.silent else Answer.HELD for _ in tags]
+
     def complete(self, tags: Sequence[str]) -> list[Answer]:
         self.calls.append(Call("complete", list(tags)))
         return [self._done(tag, None) for tag in tags]
 
-    def hand_back(self, tags: Sequence[str], *, orderly: bool, front: bool) -> list[Answer]:
+    def hand_back(
+        self,
+        tags: Sequence[str],
+        *,
+        orderly: bool,
+        front: bool,
+        why: dict[str, object] | None = None,
+    ) -> list[Answer]:
+        self.why = why  #: what was known of the last loss
         options = {"orderly": orderly, "front": front}
         self.calls.append(Call("hand_back", list(tags), options=dict(options)))
         return [self._done(tag, None) for tag in tags]
+
+    def ended(self, tags: Sequence[str]) -> None:
+        self.ends += tags
 
     def return_unclaimed(self, attempts: Sequence[Any]) -> list[Answer]:
         self.calls.append(Call("return_unclaimed", list(attempts)))
@@ -117,7 +135,12 @@ class Bench:
         self.keeper = Keeper(self.leases)
 
     def receive(
-        self, tag: str = "a", *, policy: LeasePolicy | None = None, task: str = "t"
+        self,
+        tag: str = "a",
+        *,
+        policy: LeasePolicy | None = None,
+        task: str = "t",
+        deliveries: int = 1,
     ) -> Held:
         """Claim a message, as a channel does."""
         message = FakeMessage(f"id-{tag}", task)
@@ -127,7 +150,7 @@ class Bench:
             tag=tag,
             token=1,
             queue="q",
-            deliveries=1,
+            deliveries=deliveries,
             losses=0,
             asked_at=self.clock.now(),
             seconds=seconds,
@@ -141,6 +164,7 @@ class Bench:
         held = self.receive(tag, **options)
         assert self.leases.start(tag)
         self.write(held, beatboard.STARTED)
+        self.enter(held, Span.BODY)
         self.beat(held)
         if pid is not None:
             self.leases.accepted(tag, pid)
@@ -158,6 +182,11 @@ class Bench:
         """Write a time as the task does."""
         assert held.slot
         self.board.write_time(held.slot, cell, self.clock.now() if seconds is None else seconds)
+
+    def enter(self, held: Held, span: Span) -> None:
+        """Come to a span of the run, as the task's process does."""
+        assert held.slot
+        spans.enter(self.board, held.slot, span)
 
     def beat(self, held: Held) -> None:
         """Beat as the task does while its gate is open."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery_lease.core.board import BEAT, PROGRESS, Board, Slot
+from celery_lease.board import BEAT, PROGRESS, Board, Slot
 from celery_lease.core.clock import host_seconds
-from celery_lease.current import leased_context
+from celery_lease.core.ticket import Ticket
+from celery_lease.task.current import leased_context
 
 if TYPE_CHECKING:
-    from celery_lease.context import ToolContext
+    from celery_lease.task.context import ToolContext
 
 
 class LeasedRun:
@@ -19,7 +20,7 @@ class LeasedRun:
         self.board = Board.create(8)
         self.slot: Slot = self.board.lend()
         self.board.allow(self.slot, host_seconds() + seconds)
-        self.ticket = {
+        written = {
             "board": self.board.address,
             "slot": self.slot.index,
             "generation": self.slot.generation,
@@ -32,6 +33,7 @@ class LeasedRun:
             "worker": "w1@host:1:abc",
             **ticket,
         }
+        self.ticket = Ticket.from_dict(written)
         self.context: ToolContext = leased_context(self.ticket, "task-1")
         self.context._start()
 

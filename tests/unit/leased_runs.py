@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import uuid
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 from celery import Celery
 from celery.app.trace import build_tracer
 
-from celery_lease import outcome
-from celery_lease.core.board import FLAG_LOST, FLAG_SHUTDOWN, FLAG_TAKEN, Board
+from celery_lease import LeasedTask
+from celery_lease.board import Board
 from celery_lease.core.clock import host_seconds
+from celery_lease.core.loss import FLAG_LOST, FLAG_SHUTDOWN, FLAG_TAKEN
+from celery_lease.task import outcome
 
 if TYPE_CHECKING:
     import pytest
@@ -30,6 +33,17 @@ def make_app(name: str = "unit", **options: Any) -> Celery:
     )
     app.conf.update(broker_transport_options={"polling_interval": 0})
     return app
+
+
+def message_of(task: Task[Any, Any], task_id: str) -> Any:
+    """Return a message of a task without arguments, as its request gets it."""
+    headers = {"id": task_id, "task": task.name, "root_id": None}
+    message = Mock(
+        headers=headers, properties={}, delivery_info={}, content_type="application/json"
+    )
+    message.body, message.content_encoding = b'[[], {}, {"chord": null}]', "utf-8"
+    message.payload = ([], {}, {})
+    return message
 
 
 class Delivery:
@@ -93,8 +107,9 @@ class Delivery:
             "called_directly": False,
             **(request or {}),
         }
-        tracer = build_tracer(task.name, task, app=task.app)
-        return tracer(facts["id"], args, kwargs, facts)
+        task.__trace__ = build_tracer(task.name, task, app=task.app)  # as every pool does
+        traced: trace_ok_t = task.__trace__(facts["id"], args, kwargs, facts)
+        return traced
 
 
 def sent(app: Celery, queue: str = "celery") -> list[Any]:
@@ -106,3 +121,8 @@ def sent(app: Celery, queue: str = "celery") -> list[Any]:
             message.ack()
             found.append(message)
         return found
+
+
+def leased(app: Celery, **options: Any) -> Any:
+    """Return a decorator that makes a leased task of *app* alone."""
+    return app.task(**{"base": LeasedTask, "shared": False, "lazy": False, **options})

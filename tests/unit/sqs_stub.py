@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from celery_lease.brokers.sqs.dead import DEAD
-from celery_lease.brokers.sqs.driver import Arrival, SqsDriver
+from celery_lease.brokers.sqs.driver import SqsDriver
+from celery_lease.brokers.sqs.receipts import Arrival
 from celery_lease.core.delivery import Claim, Terms
 from unit.fakes import FakeClock
 

@@ -140,6 +140,40 @@ def test_the_reaper_returns_what_its_holder_did_not(
     assert driver.complete([late]) == [Answer.LOST]
 
 
+def test_the_reaper_counts_no_loss_of_what_has_not_begun(
+    driver: AmqpDriver, channel: FakeChannel, clock: FakeClock
+) -> None:
+    """It goes back as in order, which RabbitMQ 4.3's quorum queues do not count either."""
+    claim(driver, channel, clock, waits=True)
+    clock.advance(10 + GRACE)
+    assert len(driver.reap(limit=10)) == 1
+    assert channel.frames == [(spec.Basic.Nack, 1, False, True)]
+    assert claim(driver, channel, clock, redelivered=True).losses == 0
+
+
+def test_a_message_that_is_back_before_its_loss_was_seen_counts_it(
+    driver: AmqpDriver, connection: FakeConnection, channel: FakeChannel, clock: FakeClock
+) -> None:
+    """RabbitMQ delivers it as soon as its channel is closed, while its task still runs here."""
+    tag = claim(driver, channel, clock, waits=True).tag
+    assert driver.begin([tag]) == [Answer.HELD]
+    driver.forget(channel)
+    again = claim(driver, FakeChannel(connection), clock, redelivered=True, waits=True)
+    assert again.losses == 1
+    driver.hand_back([tag], orderly=False)  # only now its task ends
+    once_more = claim(driver, FakeChannel(connection), clock, redelivered=True)
+    assert once_more.losses == 1, "the second only waited"
+
+
+def test_an_orderly_end_that_rabbitmq_was_not_told_of_is_no_loss(
+    driver: AmqpDriver, connection: FakeConnection, channel: FakeChannel, clock: FakeClock
+) -> None:
+    """Its channel may be closed by then, and the message on its way."""
+    tag = claim(driver, channel, clock).tag
+    driver.ended([tag])
+    assert claim(driver, FakeChannel(connection), clock, redelivered=True).losses == 0
+
+
 def test_a_closing_channel_gives_up_its_own_leases_only(
     driver: AmqpDriver, channel: FakeChannel, connection: FakeConnection, clock: FakeClock
 ) -> None:

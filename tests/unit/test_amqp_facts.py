@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_lease.brokers.amqp import limits
 from celery_lease.brokers.amqp.counts import HEADER, Counts
-from celery_lease.brokers.amqp.limits import ARGUMENT, OPTION, Limit, consumer_timeout
+from celery_lease.brokers.amqp.limits import (
+    ARGUMENT,
+    OPTION,
+    Limit,
+    consumer_timeout,
+    learn,
+    spends_budget,
+)
 from celery_lease.brokers.amqp.tokens import Tokens
 from unit.fakes import FakeClock
 
@@ -93,3 +101,45 @@ def test_tokens_grow_though_the_clock_does_not() -> None:
     assert first < second < third
     assert third - first == 5_000_000
     assert third < 2**53
+
+
+@pytest.mark.parametrize(
+    ("headers", "arguments", "version", "ends"),
+    [
+        ({HEADER: 19}, {}, "4.0.5", False),
+        ({HEADER: 20}, {}, "4.0.5", True),
+        ({HEADER: 20, "x-acquired-count": 25}, {}, "4.2.0", True),
+        ({HEADER: 20}, {}, "4.3.0", False),
+        ({HEADER: 20}, {}, "3.13.7", False),
+        ({HEADER: 3}, {"x-delivery-limit": 3}, "3.10.8", True),
+        ({HEADER: 20}, {"x-delivery-limit": 50}, "4.1.0", False),
+        ({HEADER: 500}, {"x-delivery-limit": -1}, "4.1.0", False),
+        ({}, {}, "4.0.5", False),
+        ({HEADER: 20}, {}, "", False),
+    ],
+)
+def test_a_return_that_would_end_a_message_is_known(
+    headers: Mapping[str, object], arguments: Mapping[str, object], version: str, *, ends: bool
+) -> None:
+    """By the rules of RabbitMQ's releases: no limit before 4.0, 20 then, free returns from 4.3."""
+    assert spends_budget(headers, [{}, arguments], version) is ends
+
+
+def test_the_counts_of_rabbitmq_4_are_read() -> None:
+    """From 4.3 on an orderly return leaves the count as it was; it is a delivery all the same."""
+    counts = Counts()
+    assert counts.count("m", {HEADER: 0}, redelivered=False) == 1
+    assert counts.count("m", {HEADER: 0, "x-acquired-count": 1}, redelivered=True) == 2
+    assert counts.count("m", {HEADER: 2, "x-acquired-count": 7}, redelivered=True) == 3
+
+
+def test_a_timeout_that_the_server_names_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the moment on at which it has closed a channel for it."""
+    monkeypatch.setattr(limits, "_told", [])
+    assert not learn("PRECONDITION_FAILED - unknown delivery tag 7")
+    assert consumer_timeout({}, [{}]) == 1800.0
+    assert learn(
+        "(0, 0): (406) PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. "
+        "Timeout value used: 9000 ms. This timeout value can be configured, see consumers doc guide"
+    )
+    assert consumer_timeout({OPTION: 60}, [{}]) == 9.0

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_lease.core.delivery import Answer, Capabilities
-from celery_lease.core.lease import Lost, State
-from celery_lease.worker.leases import ENDED
+from celery_lease.core.lease import State
+from celery_lease.core.loss import FLAGS_ENDED, LossReason
 from unit.fake_broker import Bench, Call, FakeDriver
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ def test_a_message_that_is_with_others_is_lost_at_once(
     with caplog.at_level(logging.WARNING):
         bench.leases.lost(["a", "unknown"])
         bench.leases.lost(["a"])
-    assert (held.lease.state, held.lease.lost) == (State.LOST, Lost.TAKEN)
-    assert bench.told(held) == ENDED
+    assert (held.lease.state, held.lease.lost) == (State.LOST, LossReason.SUPERSEDED)
+    assert bench.told(held) == FLAGS_ENDED
     assert bench.gate(held) == 0.0
     (line,) = caplog.messages
     assert "another delivery owns the message" in line

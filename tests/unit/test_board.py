@@ -10,17 +10,15 @@ import sys
 import threading
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from celery_lease.core import board as beatboard
-from celery_lease.core.board import (
+from celery_lease import board as beatboard
+from celery_lease.board import (
     BEAT,
     DEADLINE,
-    FLAG_LOST,
-    FLAG_TAKEN,
     GATE,
     NOTE_BYTES,
     QUIET,
@@ -28,8 +26,10 @@ from celery_lease.core.board import (
     Board,
     BoardFull,
     Slot,
+    file as boardfile,
 )
-from celery_lease.core.lending import GENERATIONS, RESTING
+from celery_lease.board.lending import GENERATIONS, RESTING
+from celery_lease.core.loss import FLAG_LOST, FLAG_TAKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -249,7 +249,7 @@ def test_a_forked_child_writes_into_the_same_memory(board: Board) -> None:
 
 SPAWNED = """
 import json, sys
-from celery_lease.core.board import BEAT, DEADLINE, Board, Slot
+from celery_lease.board import BEAT, DEADLINE, Board, Slot
 address, index, generation = json.loads(sys.argv[1])
 board, slot = Board.at(address), Slot(index, generation)
 board.write_time(slot, BEAT, 77.0)
@@ -270,7 +270,7 @@ def spawn(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_a_spawned_child_opens_the_board_by_its_address() -> None:
     """Breaks when a pool whose processes are spawned cannot reach the board or its epoch."""
-    board = Board.create(8, epoch=40.0)
+    board = Board.create(8, epoch=40.0, named=True)
     slot = board.lend()
     board.allow(slot, 100.0)
     board.announce_shutdown()
@@ -301,19 +301,55 @@ def test_an_address_that_leads_to_something_else_opens_nothing(
 
 
 def test_a_board_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Breaks when hosts without memfd collect a file for every worker that ever ran."""
-    monkeypatch.delattr(os, "memfd_create", raising=False)
+    """Breaks when hosts whose workers spawn collect a file for every one that ever ran."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    board = Board.create(4)
+    board = Board.create(4, named=True)
     assert Path(board.address).parent == tmp_path
+    assert Path(board.address).stat().st_mode & 0o777 == 0o600
     assert Board.at(board.address) is board
     board.close()
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_file_of_a_killed_worker_goes_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that of a living one stays, as does what is no board's."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left, foreign = tmp_path / f"{boardfile.PREFIX}left", tmp_path / "other"
+    left.touch()
+    foreign.touch()
+    first, second = Board.create(4, named=True), Board.create(4, named=True)
+    kept = {Path(first.address), Path(second.address), foreign}
+    assert set(tmp_path.iterdir()) == kept
+    first.close()
+    second.close()
+    assert list(tmp_path.iterdir()) == [foreign]
+
+
+def test_a_file_that_was_taken_for_a_leftover_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers start at once: one removes what the other has made and not locked yet."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    make, made = boardfile.tempfile.mkstemp, []
+
+    def mkstemp(**options: Any) -> tuple[int, str]:
+        fd, path = make(**options)
+        if not made:
+            boardfile._remove_if_left(Path(path))
+        made.append(path)
+        return fd, path
+
+    monkeypatch.setattr(boardfile.tempfile, "mkstemp", mkstemp)
+    board = Board.create(4, named=True)
+    assert [Path(board.address)] == list(tmp_path.iterdir()) == [Path(made[1])]
+    board.close()
+
+
 def test_a_board_takes_memory_only_for_records_in_use() -> None:
     """Breaks when every worker pays for its largest possible number of leases."""
-    board = Board.create()
+    board = Board.create(named=True)
     before = memory_of(board)
     slots = [board.lend() for _ in range(100)]
     grown = memory_of(board) - before

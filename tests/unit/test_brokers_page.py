@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from celery_lease.brokers import DRIVERS
+from celery_lease.brokers import driver_class, drivers
 from harness.places import ABILITIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "brokers.md"
 #: What is not there in every environment that has this package.
 EXTRAS = {"sqs": "boto3", "pgmq": "kombu.transport.pgmq"}
+DRIVERS = drivers()
 HERE = [name for name in DRIVERS if name not in EXTRAS or find_spec(EXTRAS[name])]
 
 
@@ -27,7 +26,7 @@ def table() -> tuple[list[str], dict[str, list[str]]]:
     return names, {row[1].strip("`"): row[2:] for row in rows if len(row) == len(head)}
 
 
-LINK = re.compile(r'\[([^\]]+)\]\(\.\./(tests/[\w/]+\.py) "(\w+)"\)')
+LINK = re.compile(r'\[([^\]]+)\]\(\.\./((?:tests|src)/[\w/]+\.py) "(\w+)"\)')
 
 
 def guarantees() -> dict[str, list[str]]:
@@ -78,17 +77,10 @@ def test_each_driver_has_a_row_and_no_other_does() -> None:
 @pytest.mark.parametrize("name", HERE)
 def test_a_driver_can_what_the_page_says(name: str) -> None:
     """Every capability is a column, and every cell is the driver's own word."""
-    driver: Any = import_module(f"{DRIVERS[name]}.driver")
-    (cls,) = {
-        each
-        for each in vars(driver).values()
-        if isinstance(each, type)
-        and hasattr(each, "capabilities")
-        and each.__module__ == driver.__name__
-    }
+    capabilities = driver_class(name).capabilities
     names, rows = table()
-    assert set(names) == set(cls.capabilities.__dataclass_fields__)
+    assert set(names) == set(capabilities.__dataclass_fields__)
     words = {True: "yes", False: "no"}
     for column, cell in zip(names, rows[name], strict=True):
-        value = getattr(cls.capabilities, column)
+        value = getattr(capabilities, column)
         assert cell == (words[value] if isinstance(value, bool) else f"{value:g}"), column

@@ -12,9 +12,9 @@ from celery.signals import task_revoked
 from celery.utils.timer2 import Timer
 from celery.worker import state
 
-from celery_lease import LeasedTask, TaskCancelled, ToolContext
-from celery_lease.core import board as beatboard
-from celery_lease.outcome import Cancelled, Discarded
+from celery_lease import LeasedTask, TaskCancelled, ToolContext, board as beatboard
+from celery_lease.core.loss import FLAG_CANCELLED, FLAG_LOST
+from celery_lease.task.outcome import Cancelled, Discarded
 from celery_lease.worker import cancel as cancelling, compat, control
 from unit.fake_broker import Bench
 from unit.leased_runs import Delivery, make_app, sent
@@ -70,8 +70,8 @@ def test_each_task_is_dealt_with_by_where_it_is(
     assert states_of(done) == dict(zip(ids, said, strict=True))
     assert settled == ["waiting"]
     for tag in ("running", "pooled"):
-        assert bench.told(bench.held(tag)) == beatboard.FLAG_CANCELLED
-    assert bench.told(late) == beatboard.FLAG_LOST
+        assert bench.told(bench.held(tag)) == FLAG_CANCELLED
+    assert bench.told(late) == FLAG_LOST
     assert bench.gate(running) == 0.0
     assert all(each in state.revoked for each in ids)
 
@@ -79,10 +79,11 @@ def test_each_task_is_dealt_with_by_where_it_is(
 def test_a_stand_in_leaves_what_waits_to_the_main_loop(bench: Bench) -> None:
     """Requests are its; it finds them refused when their time comes."""
     bench.receive()
-    worker = SimpleNamespace(consumer=SimpleNamespace(leases=bench.leases), lease_stand_in=True)
+    runtime = SimpleNamespace(leases=bench.leases)
+    worker = SimpleNamespace(consumer=SimpleNamespace(lease_runtime=runtime), lease_stand_in=True)
     reply = control.lease_cancel(worker, task_id="id-a")
     assert states_of(reply["tasks"]) == {"id-a": "waits"}
-    assert reply["ok"] == "1 of 1 tasks are here"
+    assert reply["ok"] == "1 of 1 task is here"
     assert control.lease_cancel(SimpleNamespace(consumer=None), task_id="x") == control.NO_LEASES
 
 
@@ -94,7 +95,7 @@ def test_a_cancelled_task_keeps_its_lease_while_it_cleans_up(bench: Bench) -> No
     bench.beat(held)
     assert bench.passed().extended == 1
     assert held.lease.deadline == bench.clock.now() + 10.0
-    assert bench.told(held) == beatboard.FLAG_CANCELLED
+    assert bench.told(held) == FLAG_CANCELLED
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
@@ -125,7 +126,7 @@ def test_a_waiting_request_is_revoked_as_celery_does(app: Celery, *, scheduled: 
 
 def cancelled_at(delivery: Delivery) -> None:
     """Have the task told at its next beat."""
-    delivery.board.flag(delivery.slot, beatboard.FLAG_CANCELLED)
+    delivery.board.flag(delivery.slot, FLAG_CANCELLED)
 
 
 @pytest.fixture
@@ -233,19 +234,25 @@ def test_results_that_nobody_wants_are_not_stored(app: Celery, delivery: Deliver
     assert delivery.state(task) == states.PENDING
 
 
-def test_a_backend_that_is_away_does_not_make_it_run_again(
+def test_a_backend_that_is_away_is_asked_until_it_has_stored_that(
     app: Celery, delivery: Delivery, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was to end, and ends; that nothing was stored is in the log."""
+    """I5: whoever waits for the result learns that there will be none; only then is it over."""
     task = beating(app, delivery)
+    away = [OSError("away"), OSError("away")]
+    store = task.backend._store_result
 
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError("away")
+    def fail(*args: Any, **options: Any) -> Any:
+        if away:
+            raise away.pop()
+        return store(*args, **options)
 
-    task.backend.mark_as_revoked = fail
+    task.backend._store_result = fail
     traced = delivery.trace(task)
     assert isinstance(traced.info.retval, Cancelled)
-    assert "cancelled, but not so stored" in caplog.text
+    assert delivery.state(task) == states.REVOKED
+    assert delivery.board.read_outcome(delivery.slot) is beatboard.Outcome.DONE
+    assert caplog.text.count("the result backend does not store that (OSError: away)") == 1
 
 
 # In the worker again.

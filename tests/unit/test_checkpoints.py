@@ -16,18 +16,20 @@ from celery.exceptions import SoftTimeLimitExceeded
 from hypothesis import given, strategies as st
 
 from celery_lease import LeasedTask, LeaseError, LeaseLost, ShutdownRequested, ToolContext
-from celery_lease.checkpoints import Checkpoints, Superseded, ending, envelope, errors
-from celery_lease.checkpoints.envelope import LIMIT, pack, unpack
-from celery_lease.checkpoints.errors import (
+from celery_lease.board import BEAT, Board
+from celery_lease.core.loss import FLAG_CANCELLED, FLAG_LOST, FLAG_SHUTDOWN
+from celery_lease.core.ticket import Ticket
+from celery_lease.task.checkpoints import Checkpoints, Superseded, ending, envelope, errors, looking
+from celery_lease.task.checkpoints.envelope import LIMIT, pack, unpack
+from celery_lease.task.checkpoints.errors import (
     CheckpointError,
     CheckpointTooLarge,
     CheckpointUnavailable,
     CheckpointUnreadable,
 )
-from celery_lease.checkpoints.memory import MemoryStore
-from celery_lease.checkpoints.stores import FileStore, KeyValueStore, find
-from celery_lease.core.board import BEAT, FLAG_CANCELLED, FLAG_LOST, FLAG_SHUTDOWN, Board
-from celery_lease.current import private_context
+from celery_lease.task.checkpoints.memory import MemoryStore
+from celery_lease.task.checkpoints.stores import FileStore, KeyValueStore, find
+from celery_lease.task.current import private_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -89,7 +91,9 @@ def leased(checkpoints: Checkpoints, **ticket: Any) -> tuple[ToolContext, Board]
     board = Board.private()
     slot = board.lend()
     board.allow(slot, math.inf)
-    context = ToolContext(board, slot, task_id="id", ticket={"token": 1, **ticket})
+    context = ToolContext(
+        board, slot, task_id="id", ticket=Ticket.from_dict({"token": 1, **ticket})
+    )
     context._start()
     context._checkpoints = checkpoints
     return context, board
@@ -127,7 +131,7 @@ def test_every_json_value_comes_back_as_it_was(value: Any) -> None:
     """What JSON can hold survives packing and unpacking, in ASCII."""
     text = packed(value)
     assert text.isascii()
-    assert unpack(text, task_id="id") == ("t", 7, value)
+    assert unpack(text, task_id="id") == ("t", 7, value, {}, SAVED.isoformat())
 
 
 def test_a_tuple_comes_back_as_a_list() -> None:
@@ -221,7 +225,11 @@ def test_a_foreign_or_damaged_text_is_one_clear_error(text: str | bytes, reason:
 )
 def test_errors_survive_pickling(cls: type[Exception]) -> None:
     """They cross from the task process to the worker and the result backend."""
-    arguments = {"CheckpointTooLarge": ("id", 2, 1), "CheckpointUnavailable": ("id", "s", "r")}
+    arguments = {
+        "CheckpointMismatch": ("id", "rows", "reason"),
+        "CheckpointTooLarge": ("id", 2, 1),
+        "CheckpointUnavailable": ("id", "store", "reason"),
+    }
     error = cls(*arguments.get(cls.__name__, ("id", "text")))
     again = pickle.loads(pickle.dumps(error))  # noqa: S301  (ours)
     assert (type(again), str(again), vars(again)) == (cls, str(error), vars(error))
@@ -437,6 +445,28 @@ def test_no_place_for_checkpoints_is_one_clear_error() -> None:
             find(app_with(backend), "id")
         assert "checkpoint of task id: no place to keep it: result backend" in str(caught.value)
         assert "broker 'memory' is not Redis; set result_backend" in str(caught.value)
+
+
+def test_an_operator_looks_and_changes_nothing(
+    backend: DictBackend, run: Callable[..., Checkpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who saved it, when, its size and its loops; None where there is none or no store."""
+    monkeypatch.setattr(looking, "store_of", lambda *_: KeyValueStore(backend))
+    app: Any = SimpleNamespace(backend=None)
+    assert looking.look(app, "id") is None
+    run(5).save({"done": 3})
+    before = dict(backend.keys)
+    found = looking.look(app, "id")
+    assert found is not None
+    assert (found.task, found.token, found.value, found.loops) == ("t", 5, {"done": 3}, ())
+    assert found.size == len(next(iter(before.values())))
+    assert datetime.fromisoformat(found.saved).tzinfo is not None
+    assert backend.keys == before
+    backend.keys = dict.fromkeys(before, "no JSON")
+    with pytest.raises(CheckpointUnreadable):
+        looking.look(app, "id")
+    monkeypatch.setattr(looking, "store_of", lambda *_: None)
+    assert looking.look(app, "id") is None
 
 
 def test_a_file_system_backend_keeps_the_old_checkpoint_until_the_new_one_is_whole(

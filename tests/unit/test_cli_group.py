@@ -65,6 +65,19 @@ def test_workers_have_some_seconds_more_than_the_shutdown_timeout(
     assert became[3:5] == ["--timeout", "22.0"]
 
 
+def test_workers_on_sqs_have_the_time_of_their_last_poll(
+    became: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in it, they would leave what it brings to nobody."""
+    pytest.importorskip("boto3")
+    conf = {"wait_time_seconds": 20}
+    monkeypatch.setitem(harness_app.app.conf, "lease_shutdown_timeout", 5)
+    monkeypatch.setitem(harness_app.app.conf, "broker_url", "sqs://")
+    monkeypatch.setitem(harness_app.app.conf, "broker_transport_options", conf)
+    call("-w", "mail=")
+    assert became[3:5] == ["--timeout", "26.0"]
+
+
 def test_a_timeout_that_is_given_is_taken(became: list[str]) -> None:
     """Zero too: SIGQUIT follows at once."""
     call("-w", "mail=", "--timeout", "0")

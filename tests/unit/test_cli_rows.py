@@ -1,16 +1,26 @@
-"""Leases as rows of text, and a fleet whose workers come and go."""
+"""Leases as rows of text, and a collector whose workers come and go."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import click
 import pytest
+from kombu import Connection
 
 from celery_lease.cli import rows
-from celery_lease.cli.fleet import FORGET, Fleet
+from celery_lease.cli.broker import BrokerAway
+from celery_lease.cli.ids import expanded
+from celery_lease.view import Collector, LeaseRow
+from celery_lease.view.collector import FORGET
 
 
-def row(**facts: Any) -> dict[str, Any]:
+def row(**facts: Any) -> LeaseRow:
+    """Return a lease as it is shown."""
+    return LeaseRow.told(str(facts.get("hostname")), str(facts.get("hostname")), said(**facts))
+
+
+def said(**facts: Any) -> dict[str, Any]:
     """Return a lease as a worker describes it."""
     return {
         "task": "proj.work",
@@ -98,7 +108,7 @@ def test_rows_are_sorted_by_any_column() -> None:
         row(id="c", hostname="v", held_since=6.0, beat_age=3.0, remaining=5.0, deliveries=9),
     ]
     orders = {
-        name: "".join(each["id"] for each in sorted(found, key=key))
+        name: "".join(each.id for each in sorted(found, key=key))
         for name, key in rows.SORTS.items()
     }
     assert orders == {
@@ -114,30 +124,80 @@ def test_rows_are_sorted_by_any_column() -> None:
 
 def test_times_go_on_between_two_replies() -> None:
     """A lease that was described three seconds ago has three seconds less."""
-    fleet = Fleet()
-    fleet.heard({"w1@h": [row(), row(id="2", beat_age=None, remaining=1.0)]}, at=100.0)
-    aged = {each["id"]: each for each in fleet.rows("held", 103.0)}
-    assert (aged["1"]["beat_age"], aged["1"]["remaining"]) == (4.0, 17.0)
-    assert (aged["2"]["beat_age"], aged["2"]["remaining"]) == (None, 0.0)
-    assert fleet.headline(fleet.rows("held", 103.0)) == "1 workers, 2 leases: 2 running"
+    fleet = Collector()
+    fleet.heard({"w1@h": [said(), said(id="2", beat_age=None, remaining=1.0)]}, at=100.0)
+    aged = {each.id: each for each in fleet.view(103.0).rows}
+    assert (aged["1"].beat_age, aged["1"].remaining) == (4.0, 17.0)
+    assert (aged["2"].beat_age, aged["2"].remaining) == (None, 0.0)
+    assert fleet.view(103.0).headline() == "1 worker, 2 leases: 2 running"
 
 
 def test_a_silent_worker_is_shown_as_such_and_forgotten_later() -> None:
     """It may be busy, or gone; one that has no leases to tell of is not counted."""
-    fleet = Fleet()
-    fleet.heard({"w1@h": [row()], "w2@h": [], "plain@h": {"error": "x"}}, at=100.0)
+    fleet = Collector()
+    fleet.heard({"w1@h": [said()], "w2@h": [], "plain@h": {"error": "x"}}, at=100.0)
     fleet.heard({"w2@h": []}, at=102.0)
-    assert fleet.silent() == ["w1@h"]
-    assert fleet.headline(fleet.rows("held", 102.0)).endswith("; no reply from w1@h")
+    assert fleet.view(102.0).silent == ["w1@h"]
+    assert fleet.view(102.0).headline().endswith("; no reply from w1@h")
     fleet.heard({"w2@h": []}, at=100.0 + FORGET)
-    assert fleet.rows("held", 120.0) == fleet.silent() == []
+    assert fleet.view(120.0).rows == fleet.view(120.0).silent == []
 
 
 def test_a_broker_that_is_away_is_told_until_it_is_back() -> None:
     """What was known before stays."""
-    fleet = Fleet()
-    fleet.heard({"w1@h": [row()]}, at=100.0)
+    fleet = Collector()
+    fleet.heard({"w1@h": [said()]}, at=100.0)
     fleet.failed("broker away")
-    assert fleet.headline(fleet.rows("held", 101.0)).endswith("; broker away")
+    assert fleet.trouble == "broker away"
+    assert [each.id for each in fleet.view(101.0).rows] == ["1"]
     fleet.heard({"w1@h": []}, at=102.0)
-    assert fleet.headline([]) == "1 workers, 0 leases"
+    assert fleet.view(102.0).headline() == "1 worker, 0 leases"
+    assert not fleet.trouble
+
+
+def test_ids_are_cut_to_what_tells_them_apart_where_they_do_not_fit() -> None:
+    """Of all leases, also of those that are not shown; a file has them whole."""
+    one, two = "8d2c4f60-7c41-4b0e-9a52-9f5d1c1e1d11", "8d2c4f60-7d41-4b0e-9a52-9f5d1c1e1d11"
+    table = [rows.cells(row(hostname="w@h", id=each), 1010.0) for each in (one, two)]
+    assert rows.shortened(table, 300) is table
+    assert [each[1] for each in rows.shortened(table, 80)] == ["8d2c4f60-7c", "8d2c4f60-7d"]
+    assert [each[1] for each in rows.shortened(table[:1], 80)] == ["8d2c4f60"]
+    assert [each[1] for each in rows.shortened(table[:1], 80, [two])] == ["8d2c4f60-7c"]
+    lines = list(rows.text(rows.shortened(table, 80), 80))
+    assert max(map(len, lines)) <= 80
+    assert "STATE" in lines[0]
+    assert one in list(rows.text(table))[1]
+
+
+def test_columns_that_are_drawn_again_do_not_jump() -> None:
+    """They only grow: what was as wide before stays where it is."""
+    steady = rows.Steady(rows.USUAL)
+    wide = [rows.cells(row(hostname="w@h", state="lost", lost="expired", remaining=900.0), 1010.0)]
+    narrow = [rows.cells(row(hostname="w@h", progress={}), 1010.0)]
+    before = next(rows.text(wide, 200, steady.grow(wide)))
+    after = next(rows.text(narrow, 200, steady.grow(narrow)))
+    assert [before.index(name) for name in rows.HEADERS] == [
+        after.index(name) for name in rows.HEADERS
+    ]
+
+
+def test_a_beginning_of_an_id_is_enough_if_it_is_unique() -> None:
+    """A whole id wins over those that it begins; several are named."""
+    ids = ["abc1", "abd2", "ab"]
+    assert expanded("abc", ids) == "abc1"
+    assert expanded("ab", ids) == "ab"
+    assert expanded("x", ids) == "x"
+    with pytest.raises(click.UsageError, match="2 task ids begin with ab: abc1, abd2"):
+        expanded("ab", ids[:2])
+
+
+@pytest.mark.parametrize(("named", "said"), [(None, True), ("proj", False)])
+def test_who_names_no_app_is_told_so_beside_a_failure(named: str | None, said: bool) -> None:
+    """Celery's default broker is not theirs; and no text has a password."""
+    command = click.Command("celery", params=[click.Option(["--app"])])
+    connection = Connection("redis://user:secret@127.0.0.1:1//")
+    with click.Context(command) as ctx:
+        ctx.params["app"] = named
+        text = BrokerAway(connection, "no route to user:secret@127.0.0.1.").message
+    assert ("No app was named: celery -A APP" in text) is said
+    assert "secret" not in text

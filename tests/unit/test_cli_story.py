@@ -9,7 +9,11 @@ import pytest
 from celery_lease.cli.results import Result
 from celery_lease.cli.story import Facts, tell
 from celery_lease.core.dead import DeadLetter
+from celery_lease.core.keys import KeyUse, KeyUser, Parked
 from celery_lease.core.records import Recorded, Waiting
+from celery_lease.task.checkpoints.looking import Saved
+from celery_lease.view import LeaseRow
+from celery_lease.view.row import ORPHANED, RESTING
 
 NOW = 1893456100.0  # 2030-01-01 00:01:40 UTC
 LOSS = {
@@ -21,9 +25,9 @@ LOSS = {
 }
 
 
-def row(**facts: Any) -> dict[str, Any]:
+def row(**facts: Any) -> LeaseRow:
     """Return a lease as its worker describes it."""
-    return {
+    told = {
         "hostname": "w1@h",
         "task": "proj.work",
         "id": "x",
@@ -45,9 +49,10 @@ def row(**facts: Any) -> dict[str, Any]:
         "mode": "heartbeat",
         **facts,
     }
+    return LeaseRow.told("w1@h", "w1@h", told)
 
 
-def recorded(**facts: Any) -> Recorded:
+def recorded(**facts: Any) -> LeaseRow:
     """Return a lease as its broker has it."""
     told: dict[str, Any] = {
         "tag": "t#1",
@@ -61,7 +66,35 @@ def recorded(**facts: Any) -> Recorded:
         "since": NOW - 50,
         "remaining": 41.0,
     }
-    return Recorded(**{**told, **facts})
+    lease = Recorded(**{**told, **facts})
+    return LeaseRow.recorded(lease, RESTING if lease.resting else ORPHANED)
+
+
+def test_a_parked_task_is_told_with_its_key_its_holder_and_its_position() -> None:
+    """And what happens next, also where nobody holds the key any more."""
+    users = [
+        KeyUser(
+            tag=f"{each}#1",
+            task="proj.work",
+            task_id=each,
+            queue="q",
+            worker="w1@h:7:cd",
+            since=NOW - 50,
+            limit=1,
+        )
+        for each in ("holder", "first", "x")
+    ]
+    use = KeyUse(key="import:7", limit=1, holders=users[:1], parked=users[1:])
+    told = story(parked=Parked(use=use, user=users[2], position=2))
+    assert (
+        "proj.work[x] waits for key import:7, held by proj.work[holder] on w1@h since "
+        "2030-01-01 00:00:50 UTC; position 2 of 2, since 2030-01-01 00:00:50 UTC (50s)."
+    ) in told
+    assert "the first in the line goes back to the front of its queue" in told
+    free = KeyUse(key="import:7", limit=1, parked=users[1:])
+    told = story(parked=Parked(use=free, user=users[2], position=2))
+    assert "which nobody holds" in told
+    assert "returns it to the front of queue q" in told
 
 
 def story(**facts: Any) -> str:
@@ -131,13 +164,14 @@ def test_a_holder_that_does_not_reply_is_told_from_the_record() -> None:
     assert "3 more losses make it a dead letter" in expired
     resting = story(recorded=[recorded(remaining=4.0, resting=True, losses=2)])
     assert "goes back to queue q in 4.0s" in resting
+    assert "2 more losses make it a dead letter" in resting  # the third one is why it rests
 
 
 def test_a_waiting_message_is_told_with_its_place() -> None:
     """And that nobody is there to take it."""
     waiting = Waiting(queue="q", ahead=7, tag="t", task="proj.work", deliveries=1, losses=1)
     told = story(waiting=waiting, losses=[LOSS], replied=0)
-    assert "waits in queue q, 7 before it, delivered 1 times so far, lost 1 times" in told
+    assert "waits in queue q, 7 before it, delivered 1 time so far, lost 1 time" in told
     assert "no worker replied" in told
     assert "no worker replied" not in story(waiting=waiting)
 
@@ -174,7 +208,7 @@ def test_a_task_that_is_over_is_told_by_its_result() -> None:
 def test_a_task_that_nobody_knows_is_told_as_such() -> None:
     """Who was asked, and what that may mean."""
     told = story()
-    assert "Nobody knows x: not the 1 workers that replied, the broker or the result" in told
+    assert "Nobody knows x: not the 1 worker that replied, the broker or the result" in told
     assert not Facts(task_id="x", replied=1).is_known
 
 
@@ -213,4 +247,20 @@ def test_what_a_broker_cannot_tell_is_told_with_where_to_look(
 def test_a_broker_with_a_rule_of_its_own_is_not_spoken_for() -> None:
     """RabbitMQ gives out again what is not acknowledged, and has its own limits."""
     told = story(held=[row()], broker="amqp", records=False, reaps=False, dead_letter_queue="")
-    assert "RabbitMQ gives it out again from queue q; 1 of its deliveries were lost so far" in told
+    assert "RabbitMQ gives it out again from queue q; 1 of its deliveries was lost so far" in told
+
+
+def test_a_checkpoint_is_told_with_its_age_and_loops() -> None:
+    """Where it cannot be read, that is told, and the rest of the story with it."""
+    saved = "2030-01-01T00:01:20+00:00"
+    kept = Saved("proj.work", 77, saved, 214, ("rows",), {"secret": 1})
+    said = "\n".join(tell(Facts(task_id="x", replied=1, held=[row()], checkpoint=kept), NOW))
+    assert f"Its checkpoint was saved at {saved} by the run with token 77: 214 bytes" in said
+    assert "with the place of 1 loop." in said
+    assert "secret" not in said
+    plain = Saved("proj.work", 77, saved, 1, (), None)
+    said = "\n".join(tell(Facts(task_id="x", replied=1, checkpoint=plain), NOW))
+    assert "77: 1 byte." in said
+    said = "\n".join(tell(Facts(task_id="x", replied=1, held=[row()], unread="OSError: no"), NOW))
+    assert "Its checkpoint could not be read: OSError: no" in said
+    assert "proj.work[x] runs" in said

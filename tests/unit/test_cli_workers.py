@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from celery_lease.cli.workers import CannotAsk, asker
+from celery_lease.view.asking import EVERYBODY, Asker
 from celery_lease.worker.control import WHO
 
 LEASED, PLAIN = {"lease": {"version": "1"}, "pid": 7}, {"pid": 8}
@@ -16,32 +18,52 @@ LEASED, PLAIN = {"lease": {"version": "1"}, "pid": 7}, {"pid": 8}
 class Control:
     """Workers that all reply, and what they were sent."""
 
-    def __init__(self, **stats: dict[str, Any]) -> None:
-        self.stats = stats
+    def __init__(self, *more: tuple[str, dict[str, Any]], **stats: dict[str, Any]) -> None:
+        self.stats = [*stats.items(), *more]
         self.sent: list[tuple[str, list[str] | None, int | None]] = []
 
-    def broadcast(
-        self, command: str, *, destination: list[str] | None, limit: int | None, **options: Any
+    def mailbox(self, _connection: Any) -> Control:
+        """Return what sends by a connection."""
+        return self
+
+    def _broadcast(
+        self,
+        command: str,
+        arguments: dict[str, Any],
+        destination: list[str] | None,
+        *,
+        limit: int | None,
+        **_: Any,
     ) -> list[dict[str, Any]]:
         """Send, as Celery does."""
-        assert command != "stats" or options["arguments"] == WHO
+        assert command != "stats" or arguments == WHO
         self.sent.append((command, destination, limit))
-        return [
-            {name: each if command == "stats" else []}
-            for name, each in self.stats.items()
+        replies = [
+            {name: each if command == "stats" else self.reply(each)}
+            for name, each in self.stats
             if destination is None or name in destination
         ]
+        return replies[:limit]
+
+    def reply(self, stats: dict[str, Any]) -> Any:
+        """Answer any other command; a worker that holds something says who it is."""
+        return [{"worker": stats["lease"]["worker"]}] if stats.get("holds") else []
 
 
-def ask(control: Control, command: str, *names: str, transport: str = "redis") -> dict[str, Any]:
-    """Ask workers by a command."""
+def asker_of(control: Control, transport: str = "redis") -> Asker:
+    """Return what asks workers."""
     connection = SimpleNamespace(
         transport=SimpleNamespace(driver_type=transport),
         supports_exchange_type=lambda _: transport != "nats",
         default_channel=SimpleNamespace(),
     )
-    app: Any = SimpleNamespace(control=control)
-    return asker(app, connection)(command, names, 1.0, {})
+    app: Any = SimpleNamespace(control=control, connection_or_acquire=nullcontext)
+    return asker(app, connection)
+
+
+def ask(control: Control, command: str, *names: str, transport: str = "redis") -> dict[str, Any]:
+    """Ask workers by a command."""
+    return asker_of(control, transport)(command, list(names), 1.0, {})
 
 
 def test_a_worker_that_does_not_know_leases_is_not_asked_for_them() -> None:
@@ -72,7 +94,29 @@ def test_celerys_own_commands_and_named_workers_are_asked_at_once(
     """The first ones everybody knows, of the others the asker does."""
     control = Control(a=LEASED, b=PLAIN)
     ask(control, command, *names)
-    assert control.sent == [(command, names or None, len(names) or None)]
+    asked, *after = control.sent
+    assert asked == (command, names or None, len(names) or None)
+    # Whether the name is one worker's alone is asked when it has replied.
+    assert after == ([("stats", names, EVERYBODY)] if names else [])
+
+
+@pytest.mark.parametrize("names", [[], ["a"]])
+def test_workers_of_one_name_reply_by_their_identities(names: list[str]) -> None:
+    """Neither hides the other, also where only one of them says who it is."""
+    one = {"lease": {"version": "1", "worker": "a:1:ab"}}
+    two = {"lease": {"version": "1", "worker": "a:2:ab"}, "holds": True}
+    control = Control(("a", one), ("a", two))
+    asks = asker_of(control)
+    assert asks("leases", names, 1.0, {}) == {"a:2:ab": [{"worker": "a:2:ab"}], "a:1:ab": []}
+    assert asks.duplicates == {"a": ["a:1:ab", "a:2:ab"]}
+
+
+def test_a_worker_that_replies_twice_is_one() -> None:
+    """Its main loop and what stands in for it may both reply."""
+    one = {"lease": {"version": "1", "worker": "a:1:ab"}}
+    asks = asker_of(Control(("a", one), ("a", one)))
+    assert asks("leases", [], 1.0, {}) == {"a": []}
+    assert asks.duplicates == {}
 
 
 @pytest.mark.parametrize("transport", ["pgmq", "sqs", "nats"])

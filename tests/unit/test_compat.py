@@ -7,11 +7,19 @@ can be, behaviour is checked, not the source.
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from queue import Empty
+from textwrap import dedent
+from threading import Thread
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import celery
 import pytest
+from billiard.pool import LaxBoundedSemaphore, Pool
 from celery import Celery, Task, _state, bootsteps
 from celery.concurrency import ALIASES, get_implementation, prefork
 from celery.exceptions import TaskRevokedError, WorkerShutdown, WorkerTerminate
@@ -23,12 +31,16 @@ from celery.worker.consumer.consumer import Evloop
 from celery.worker.consumer.tasks import Tasks
 from celery.worker.request import Request, create_request_cls
 from kombu.asynchronous.timer import Timer as LoopTimer
+from kombu.exceptions import ContentDisallowed
+from kombu.message import Message as BaseMessage
+from kombu.serialization import dumps
 from kombu.transport import redis as kombu_redis
 from kombu.transport.virtual import Message, QoS
 
 from celery_lease import LeasedTask
-from celery_lease.worker import compat
-from celery_lease.worker.compat import pools
+from celery_lease.celery_patches import cut_connections, shared_fanout_queues
+from celery_lease.core.ticket import Ticket
+from celery_lease.worker import compat, pools
 from celery_lease.worker.held import Handle
 from celery_lease.worker.request import LeasedRequest
 from celery_lease.worker.steps import LeaseConsumer
@@ -51,6 +63,40 @@ def parameters(function: Callable[..., object]) -> list[str]:
     return [name for name in inspect.signature(function).parameters if name != "self"]
 
 
+#: What kombu decodes here; MessagePack is an extra of its own.
+SERIALIZERS = ["json", "pickle", "yaml", *(["msgpack"] if find_spec("msgpack") else [])]
+
+
+def message_of_protocol_1(serializer: str) -> BaseMessage:
+    """Return a task message as old clients and node-celery send it."""
+    body = {"task": "proj.long", "id": "an id", "args": [], "kwargs": {}}
+    content_type, encoding, text = dumps(body, serializer)
+    return BaseMessage(text, content_type=content_type, content_encoding=encoding, headers={})
+
+
+@pytest.mark.parametrize("serializer", SERIALIZERS)
+def test_a_message_of_protocol_1_tells_its_task_in_each_accepted_content_type(
+    app: Celery, serializer: str
+) -> None:
+    """Name and id are in its body, which kombu decodes for a consumer that accepts its type.
+
+    Failed before, but for JSON, with: ``('', '', {}) == ('proj.long', 'an id', {})``.
+    """
+    app.conf.accept_content = ["json", serializer]
+    message = message_of_protocol_1(serializer)
+    assert compat.task_of(message, compat.accepted(app)) == ("proj.long", "an id", {})
+    assert message.payload["task"] == "proj.long"  # decoded once, for Celery too
+
+
+def test_a_content_type_that_is_not_accepted_is_not_decoded(app: Celery) -> None:
+    """A pickle is a program; Celery rejects such a message, and so it has no lease."""
+    app.conf.accept_content = ["json"]
+    message = message_of_protocol_1("pickle")
+    assert compat.task_of(message, compat.accepted(app)) == ("", "", {})
+    with pytest.raises(ContentDisallowed):
+        _ = message.payload
+
+
 class FakePool:
     """Takes what a request hands to a pool."""
 
@@ -65,19 +111,20 @@ class FakeLeases:
     """Takes what a leased request tells of its lease."""
 
     worker_id = "w1@host:1:abc"
+    publishes = False
 
-    def __init__(self, ticket: dict[str, Any] | None) -> None:
+    def __init__(self, ticket: Ticket | None) -> None:
         self.ticket = ticket
         self.discarded: list[str] = []
 
-    def start(self, _tag: str) -> dict[str, Any] | None:
+    def start(self, _tag: str) -> Ticket | None:
         return self.ticket
 
     def discard(self, tag: str) -> None:
         self.discarded.append(tag)
 
 
-def request_of(app: Celery, pool: FakePool, ticket: dict[str, Any] | None) -> LeasedRequest:
+def request_of(app: Celery, pool: FakePool, ticket: Ticket | None) -> LeasedRequest:
     """Make a request of a leased task as Celery's strategy does."""
 
     @app.task(name="t", base=LeasedTask, shared=False)
@@ -139,10 +186,10 @@ def test_a_request_class_is_made_for_each_task_and_begins_the_lease(app: Celery)
     that look up methods on the request.
     """
     pool = FakePool()
-    request = request_of(app, pool, {"tag": "tag"})
+    request = request_of(app, pool, Ticket(tag="tag"))
     request.execute_using_pool(pool)
     (applied,) = pool.applied
-    assert applied["args"][2]["delivery_info"]["lease"] == {"tag": "tag"}
+    assert applied["args"][2]["delivery_info"]["lease"] == Ticket(tag="tag").to_dict()
     assert applied["accept_callback"] == request.on_accepted
     assert applied["timeout_callback"] == request.on_timeout
     assert applied["error_callback"] == request.on_failure
@@ -208,10 +255,43 @@ def test_pools_that_hold_up_the_main_loop_are_known_by_their_module(pool: str) -
 def test_a_solo_pool_is_recognised() -> None:
     """And no other one."""
     solo, other = (
-        SimpleNamespace(pool=object.__new__(get_implementation(name)))
+        SimpleNamespace(pool=object.__new__(get_implementation(name)), controller=None)
         for name in ("solo", "threads")
     )
-    assert (pools.is_solo(solo), pools.is_solo(other)) == (True, False)
+    assert (pools.adapter(solo).in_loop, pools.adapter(other).in_loop) == (True, False)
+
+
+@pytest.mark.parametrize("name", ["gevent", "eventlet"])
+def test_a_green_task_lives_while_its_pool_has_its_greenlet(name: str) -> None:
+    """Celery gives a greenlet's number for the process id, which may be any process's."""
+    program = f"""
+        import {name}
+        from celery.concurrency import get_implementation
+        from types import SimpleNamespace
+        from celery_lease.worker import pools
+        pool = get_implementation({name!r})(2)
+        pool.on_start()
+        consumer = SimpleNamespace(pool=pool, controller=None)
+        lives, seen, numbers = pools.adapter(consumer).lives, [], []
+        accept = lambda number, _: numbers.append(number)
+        target = lambda: ({name}.sleep(0.05), seen.append(lives(numbers[0])))
+        pool.on_apply(target, (), callback=lambda _: None, accept_callback=accept)
+        pool.on_stop()
+        {name}.sleep(0)
+        assert seen == [True]
+        assert not lives(numbers[0])
+    """
+    subprocess.run([sys.executable, "-c", dedent(program)], check=True, timeout=60)
+
+
+def test_a_task_of_any_other_pool_lives_while_its_process_does() -> None:
+    """A pool of threads gives the worker's own."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+    for name in ("prefork", "threads", "solo"):
+        pool = object.__new__(get_implementation(name))
+        adapter = pools.adapter(SimpleNamespace(pool=pool, controller=None))
+        assert [adapter.lives(pid) for pid in (os.getpid(), child.pid)] == [True, False]
 
 
 def test_a_consumer_has_what_the_step_asks_of_it(app: Celery) -> None:
@@ -227,6 +307,23 @@ def test_a_consumer_has_what_the_step_asks_of_it(app: Celery) -> None:
     assert not compat.is_closing(consumer)
     consumer.blueprint.state = bootsteps.CLOSE
     assert compat.is_closing(consumer)
+
+
+def test_a_pool_of_processes_without_the_event_loop_waits_for_one_at_its_lock() -> None:
+    """``apply_async`` takes it for each task; it is free again when this has looked."""
+    assert "self._putlock.acquire()" in inspect.getsource(Pool.apply_async)
+    pool = object.__new__(prefork.TaskPool)
+    pool.putlocks = True
+    lock = LaxBoundedSemaphore(1)
+    pool._pool = SimpleNamespace(_putlock=lock)
+    lock.acquire()
+    waiting = Thread(target=pools.wait_for_process, args=[pool])
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    lock.release()
+    waiting.join(10.0)
+    assert lock.acquire(blocking=False)
 
 
 def test_consuming_starts_after_the_steps_and_the_channel_is_there_by_then() -> None:
@@ -457,7 +554,8 @@ def test_a_channel_of_its_own_shares_no_table_of_fanout_queues() -> None:
     assert Channel.__dict__["_fanout_queues"] is not None
     made = SimpleNamespace(_fanout_queues=Channel._fanout_queues)
     connection = SimpleNamespace(channel=lambda: made)
-    assert compat.channel_of_its_own(connection)._fanout_queues is not Channel._fanout_queues
+    channel = shared_fanout_queues.channel_of_its_own(connection)
+    assert channel._fanout_queues is not Channel._fanout_queues
 
 
 @pytest.mark.parametrize(
@@ -475,17 +573,17 @@ def test_a_green_worker_that_waits_for_its_broker_is_found_out(module: str, wait
     greenlet = pytest.importorskip("greenlet")
     code: dict[str, Any] = {"__name__": module}
     exec("def wait(switch): switch()", code)  # noqa: S102
-    pool = SimpleNamespace(is_green=True, __module__="celery.concurrency.gevent")
-    enders: list[pools.Ender] = []
+    pool = type("TaskPool", (), {"__module__": "celery.concurrency.gevent"})()
+    adapters: list[pools.Pool] = []
 
     def main() -> None:
-        enders.append(pools.ender(SimpleNamespace(pool=pool, controller=None), lambda: None))
+        adapters.append(pools.adapter(SimpleNamespace(pool=pool, controller=None)))
         code["wait"](looker.switch)
 
     looker = greenlet.getcurrent()
     worker = greenlet.greenlet(main)
     worker.switch()
-    assert enders[0].hangs() is waits
+    assert adapters[0].hangs() is waits
     worker.switch()
 
 
@@ -510,3 +608,61 @@ def test_a_backend_for_progress_is_the_publishers_own_and_gives_up_early() -> No
     assert backend.connparams["socket_timeout"] == compat.BACKEND_TIMEOUT
     assert b'"status": "PROGRESS"' in (value if isinstance(value, bytes) else value.encode())
     assert "1" in str(key)
+
+
+def test_a_lost_process_s_retry_is_told_before_its_hook() -> None:
+    """5.7 can retry such a task: ``on_retry`` comes when all else is done."""
+    method = getattr(Request, "_retry_worker_lost", None)
+    assert (method is not None) == (celery.VERSION >= (5, 7))
+    if method is not None:
+        source = inspect.getsource(method)
+        calls = ("apply_async", "mark_as_retry", "acknowledge", "task-retried", "task.on_retry")
+        places = [source.index(each) for each in calls]
+        assert places == sorted(places)
+
+
+def test_a_request_is_given_to_a_backend_as_celery_itself_does(app: Celery) -> None:
+    """Name, arguments, worker and queue are what Celery's own context of it says."""
+    headers = {"id": "1", "task": "t", "retries": 2, "reply_to": "r", "correlation_id": "1"}
+    message = SimpleNamespace(
+        headers=headers,
+        properties={"reply_to": "r", "correlation_id": "1"},
+        delivery_info={"routing_key": "q", "exchange": ""},
+        body=b"",
+        payload=((1, 2), {"a": 3}, {"chain": None}),
+        content_type="application/json",
+        content_encoding="utf-8",
+        errors=None,
+    )
+
+    @app.task(name="t")
+    def t() -> None: ...
+
+    request = Request(message, app=app, hostname="w1@h", task=t)
+    context, own = compat.context_of(request), request._context
+    names = ("id", "task", "args", "kwargs", "hostname", "retries", "reply_to", "correlation_id")
+    assert {name: getattr(context, name) for name in names} == {
+        name: getattr(own, name) for name in names
+    }
+    assert (context.args, context.kwargs, context.hostname) == ((1, 2), {"a": 3}, "w1@h")
+    assert context.delivery_info["routing_key"] == "q"
+
+
+def test_connections_of_a_backend_that_failed_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLAlchemy's, as Celery keeps them, and Django's of the calling thread."""
+    closed: list[str] = []
+    django = SimpleNamespace(connections=SimpleNamespace(close_all=lambda: closed.append("django")))
+    conf = SimpleNamespace(settings=SimpleNamespace(configured=True))
+    monkeypatch.setitem(sys.modules, "django.db", django)
+    monkeypatch.setitem(sys.modules, "django.conf", conf)
+    session = pytest.importorskip("celery.backends.database.session")
+    manager = session.SessionManager()
+    manager.forked = True  # then it keeps them
+    manager.create_session("sqlite://")
+    manager._engines["sqlite://"].dispose = lambda: closed.append("sqlalchemy")
+    cut_connections.forget_connections(SimpleNamespace(session_manager=manager, url="sqlite://"))
+    assert closed == ["django", "sqlalchemy"]
+    assert manager._engines == manager._sessions == {}
+    conf.settings.configured = False  # something has imported Django, and nothing uses it
+    cut_connections.forget_connections(SimpleNamespace())
+    assert closed == ["django", "sqlalchemy"]

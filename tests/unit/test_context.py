@@ -6,23 +6,39 @@ import asyncio
 import gc
 import logging
 import math
+import multiprocessing
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 import threading
 from contextlib import suppress
+from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from freezegun import freeze_time
 
-from celery_lease import LeaseLost, ShutdownRequested, TaskCancelled, ToolContext, current_context
-from celery_lease.core import board as beatboard
-from celery_lease.core.board import BEAT, QUIET, STARTED, Progress
+from celery_lease import (
+    LeaseLost,
+    ShutdownRequested,
+    TaskCancelled,
+    ToolContext,
+    board as beatboard,
+    current_context,
+)
+from celery_lease.board import BEAT, QUIET, STARTED, Progress
 from celery_lease.core.clock import BOOT_CLOCK, SystemClock, host_seconds
-from celery_lease.current import entered, leased_context, private_context
+from celery_lease.core.loss import (
+    FLAG_CANCELLED,
+    FLAG_LOST,
+    FLAG_MAX_DURATION,
+    FLAG_SHUTDOWN,
+    FLAG_TAKEN,
+)
+from celery_lease.task.current import entered, leased_context, private_context
 from unit.leased import LeasedRun
 
 if TYPE_CHECKING:
@@ -125,9 +141,9 @@ def test_a_beat_after_the_deadline_is_not_written(run: LeasedRun) -> None:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (beatboard.FLAG_LOST | beatboard.FLAG_TAKEN, "another delivery owns the message"),
-        (beatboard.FLAG_LOST | beatboard.FLAG_MAX_DURATION, "lease_max_duration reached"),
-        (beatboard.FLAG_LOST, "expired"),
+        (FLAG_LOST | FLAG_TAKEN, "another delivery owns the message"),
+        (FLAG_LOST | FLAG_MAX_DURATION, "lease_max_duration reached"),
+        (FLAG_LOST, "expired"),
     ],
 )
 def test_the_keeper_s_word_ends_the_lease_before_its_deadline(
@@ -195,7 +211,7 @@ def test_with_on_lost_continue_a_loss_is_logged_once_and_the_task_runs_on(
 def test_an_observed_task_is_told_nothing() -> None:
     """Breaks when lease_mode "observe" stops a task that it only watches."""
     run = LeasedRun(mode="observe")
-    run.board.flag(run.slot, beatboard.FLAG_LOST)
+    run.board.flag(run.slot, FLAG_LOST)
     run.silence()
     run.context.beat()
     assert run.beats_lately
@@ -211,6 +227,51 @@ def test_a_ticket_of_a_worker_that_is_gone_is_a_lost_lease() -> None:
         leased_context(run.ticket, "task-1")
 
 
+@pytest.mark.parametrize(
+    ("longest", "until", "reason"),
+    [
+        (5.0, math.inf, "lease_max_duration reached"),
+        (6.0, math.inf, "expired"),
+        (math.inf, -5.0, "the broker holds no message longer"),
+        (math.inf, math.inf, "expired"),
+    ],
+)
+def test_the_reason_is_right_before_the_keeper_has_told_of_it(
+    longest: float, until: float, reason: str
+) -> None:
+    """Breaks when a task that sees its deadline first takes each end for an expiry."""
+    now = host_seconds()
+    run = LeasedRun(longest=longest, longest_until=now + until)
+    run.board.write_time(run.slot, STARTED, now - 10)
+    run.board.allow(run.slot, now - 5)
+    with pytest.raises(LeaseLost) as caught:
+        run.context.beat()
+    assert caught.value.reason == reason
+    run.board.close()
+
+
+def test_the_first_cause_is_the_reason(run: LeasedRun) -> None:
+    """Breaks when a task that ran too long hears of what came of that: others have its message."""
+    for flag in (FLAG_MAX_DURATION, FLAG_TAKEN):
+        run.board.flag(run.slot, FLAG_LOST | flag)
+    with pytest.raises(LeaseLost, match="lease_max_duration reached"):
+        run.context.beat()
+
+
+@pytest.mark.parametrize("part", ["context", "heartbeat"])
+def test_a_spawned_child_cannot_have_the_context_and_is_told_what_to_do(
+    run: LeasedRun, part: str
+) -> None:
+    """Breaks when "cannot pickle 'mmap.mmap'" is all that an author reads."""
+    what = run.context if part == "context" else run.context.heartbeat
+    for copy in (pickle.dumps, deepcopy):
+        with pytest.raises(TypeError, match=r"cannot be sent to another process.*context\.beat"):
+            copy(what)
+    child = multiprocessing.get_context("spawn").Process(target=print, args=(what,))
+    with pytest.raises(TypeError, match="fork the child"):
+        child.start()
+
+
 # --------------------------------------------------------------------------------------- the worker
 
 
@@ -218,7 +279,7 @@ def test_a_task_that_is_told_to_hand_over_is_told_at_every_beat(run: LeasedRun) 
     """Breaks when a broad except swallows a shutdown; whom to tell is the worker's decision."""
     run.board.announce_shutdown()
     run.context.beat(1)
-    run.board.flag(run.slot, beatboard.FLAG_SHUTDOWN)
+    run.board.flag(run.slot, FLAG_SHUTDOWN)
     for _ in range(2):
         with pytest.raises(ShutdownRequested):
             run.context.beat()
@@ -226,7 +287,7 @@ def test_a_task_that_is_told_to_hand_over_is_told_at_every_beat(run: LeasedRun) 
 
 def test_a_cancelled_task_is_told_at_every_beat(run: LeasedRun) -> None:
     """Breaks when a broad except swallows a cancellation."""
-    run.board.flag(run.slot, beatboard.FLAG_CANCELLED)
+    run.board.flag(run.slot, FLAG_CANCELLED)
     for _ in range(2):
         with pytest.raises(TaskCancelled, match="task-1"):
             run.context.beat()
@@ -235,7 +296,7 @@ def test_a_cancelled_task_is_told_at_every_beat(run: LeasedRun) -> None:
 def test_a_cancelled_task_has_one_lease_to_clean_up(run: LeasedRun) -> None:
     """To be told is a beat, once: a task that goes on regardless does not go on for ever."""
     assert not run.context.cancelled
-    run.board.flag(run.slot, beatboard.FLAG_CANCELLED)
+    run.board.flag(run.slot, FLAG_CANCELLED)
     for beats in (True, False):
         run.silence()
         with pytest.raises(TaskCancelled):
@@ -247,7 +308,7 @@ def test_a_cancelled_task_has_one_lease_to_clean_up(run: LeasedRun) -> None:
 def test_a_lost_lease_is_told_before_anything_else() -> None:
     """Breaks when a task whose message is elsewhere is handed over once more."""
     run = LeasedRun(interruptible=True)
-    run.board.flag(run.slot, beatboard.FLAG_SHUTDOWN | beatboard.FLAG_LOST)
+    run.board.flag(run.slot, FLAG_SHUTDOWN | FLAG_LOST)
     with pytest.raises(LeaseLost):
         run.context.beat()
     run.board.close()
@@ -348,6 +409,59 @@ def test_an_item_that_was_not_finished_does_not_count(run: LeasedRun) -> None:
             run.silence()
             1 / item
     assert not run.beats_lately
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, NotImplementedError, OverflowError])
+def test_track_takes_what_has_a_length_that_raises(run: LeasedRun, error: type[Exception]) -> None:
+    """Such as tqdm around a generator, or a data loader: there is no total then.
+
+    Failed before with the error of ``len()``.
+    """
+
+    class Loader:
+        def __len__(self) -> int:
+            raise error("no length")
+
+        def __iter__(self) -> Iterator[int]:
+            return iter([1, 2])
+
+    assert list(run.context.track(Loader())) == [1, 2]
+    assert run.board.read_progress(run.slot) == Progress(2.0, None, "", 3)
+
+
+def test_what_has_nothing_to_do_with_a_length_is_not_hidden(run: LeasedRun) -> None:
+    """A lost lease or a time limit that comes up in there ends the task all the same."""
+
+    class Remote:
+        def __len__(self) -> int:
+            raise LeaseLost("x")
+
+        def __iter__(self) -> Iterator[int]:
+            return iter([])
+
+    with pytest.raises(LeaseLost):
+        list(run.context.track(Remote()))
+
+
+@pytest.mark.parametrize(
+    ("items", "total", "expected"), [("cd", None, 4.0), ("cd", 9, 9.0), (iter("cd"), None, None)]
+)
+def test_track_goes_on_with_a_count(
+    run: LeasedRun, items: Any, total: Any, expected: float | None
+) -> None:
+    """``start`` is what an earlier run did: counted as done, and as part of what there is."""
+    board, slot = run.board, run.slot
+    seen = [board.read_progress(slot).done for _ in run.context.track(items, total, start=2)]
+    assert seen == [2, 3]
+    last = board.read_progress(slot)
+    assert (last.done, last.total) == (4.0, expected)
+
+
+@pytest.mark.parametrize("start", [-1, 1.5, True, "2", None])
+def test_track_refuses_a_start_that_is_no_count(run: LeasedRun, start: Any) -> None:
+    """Before the first item."""
+    with pytest.raises(ValueError, match=f"not {start!r}"):
+        next(run.context.track("ab", start=start))
 
 
 def test_track_stops_at_the_first_item_after_the_loss(run: LeasedRun) -> None:
@@ -598,7 +712,7 @@ def locks_of(root: object) -> list[Any]:
 
 STRACED = """
 import os
-from celery_lease.current import private_context
+from celery_lease.task.current import private_context
 context = private_context()
 heartbeat = context.heartbeat
 context.beat(1, 2, "warm")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_lease.core.ticket import Ticket
 from celery_lease.worker import diagnosis
 from celery_lease.worker.diagnosis import Diagnosis, Doing
 
@@ -114,13 +115,13 @@ def test_the_thread_of_a_task_is_found_by_its_lease() -> None:
     """Among others, by the ticket that one of its frames has."""
     began, go_on = threading.Event(), threading.Event()
 
-    def runs_leased(ticket: dict[str, str]) -> None:
+    def runs_leased(ticket: Ticket) -> None:
         began.set()
         go_on.wait()
         del ticket
 
     threads = [
-        threading.Thread(target=runs_leased, args=({"tag": tag},), daemon=True) for tag in "ab"
+        threading.Thread(target=runs_leased, args=(Ticket(tag=tag),), daemon=True) for tag in "ab"
     ]
     for thread in threads:
         thread.start()
@@ -131,6 +132,23 @@ def test_the_thread_of_a_task_is_found_by_its_lease() -> None:
     assert seen.doing is Doing.BLOCKED
     assert "in runs_leased" in seen.stack
     assert other == Diagnosis(Doing.UNKNOWN)
+
+
+FORKED = """
+import os, sys
+from celery_lease.core.ticket import Ticket
+from celery_lease.worker import diagnosis
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+def runs_leased(ticket):
+    return diagnosis.of_thread("a").doing
+os._exit(runs_leased(Ticket(tag="a")) is diagnosis.Doing.GONE)
+"""
+
+
+def test_the_main_thread_of_a_forked_process_is_there() -> None:
+    """As in a worker that was detached. Failed with: gone, so that it was never ended."""
+    assert subprocess.run([sys.executable, "-c", FORKED], check=False).returncode == 0
 
 
 def test_a_stack_ends_where_the_task_s_code_began() -> None:

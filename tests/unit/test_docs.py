@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import itertools
+import json
+import operator
 import re
 import runpy
+import textwrap
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import celery_lease
 from celery_lease import settings
-from celery_lease.core.policy import PREFIX
+from celery_lease.cli import lease
 from celery_lease.settings import LeaseConfigError
+from celery_lease.settings.table import PREFIX
 from celery_lease.testing import plugin
+from unit.settings_reference import reference
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
@@ -33,7 +40,13 @@ def between(text: str, mark: str) -> str:
 
 def blocks(text: str, language: str = "python") -> list[str]:
     """Return the code blocks of a page."""
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block) for _, block in found]
+
+
+def prose(text: str) -> str:
+    """Return a page without its code blocks."""
+    return re.sub(r"^( *)```.*?^\1```", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def rows(text: str) -> list[list[str]]:
@@ -50,16 +63,41 @@ def slug(title: str) -> str:
 
 
 def test_the_settings_table_is_the_one_in_the_code() -> None:
-    """Names, defaults and meanings; write ``settings.reference()`` between the marks to mend it."""
+    """Names, defaults and meanings; write ``reference()`` between the marks to mend it."""
     page = (DOCS / "settings.md").read_text()
-    assert between(page, "settings").strip() == settings.reference().strip()
+    assert between(page, "settings").strip() == reference().strip()
+
+
+def test_every_public_name_is_on_the_page_of_the_api() -> None:
+    """And no other."""
+    names = re.findall(
+        r"^::: celery_lease\.(?:\w+\.)*(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE
+    )
+    assert sorted(names) == sorted(celery_lease.__all__)
+
+
+NAMED = re.findall(r"`([a-z_.]+):([A-Za-z_.]+)`", (DOCS / "architecture.md").read_text())
+
+
+@pytest.mark.parametrize(("module", "path"), sorted(set(NAMED)), ids=":".join)
+def test_what_the_architecture_names_is_there(module: str, path: str) -> None:
+    """Functions, classes and methods, by module and qualified name."""
+    assert operator.attrgetter(path)(importlib.import_module(f"celery_lease.{module}"))
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    """A page that is not there is found by nobody."""
+    pages = re.findall(
+        r"^ +- [^:\n]+: (\S+\.md)$", (DOCS.parent / "mkdocs.yml").read_text(), re.MULTILINE
+    )
+    assert sorted(pages) == [page.name for page in PAGES]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page: Path) -> None:
     """Files and anchors, within docs/ and outside of it."""
     missing = []
-    for link in re.findall(r"\]\((?!https?:)([^) ]+)[^)]*\)", page.read_text()):
+    for link in re.findall(r"\]\((?!https?:)([^) ]+)[^)]*\)", prose(page.read_text())):
         name, _, anchor = link.partition("#")
         target = page.parent / name if name else page
         if not target.exists():
@@ -90,14 +128,62 @@ def test_settings_that_are_named_exist(page: Path) -> None:
         "lease_state",
         "lease_about",
         "lease_cancel",
+        "lease_hand_over",
+        "lease_stack",
         "lease_consumer",
     }
     named = set(re.findall(r"`(lease_[a-z_]+)\b", page.read_text()))
     assert named - known - commands - FROM_ELSEWHERE.get(page.stem, set()) == set()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_settings_in_examples_exist(page: Path) -> None:
+    """Assigned, given as a keyword or set on ``app.conf``, also with Django's prefix."""
+    known = {setting.name for setting in settings.SETTINGS}
+    named: set[str] = set()
+    for block in blocks(page.read_text()):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.keyword) and node.arg:
+                named.add(node.arg)
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                named.add(ast.unparse(node).rpartition(".")[2])
+    ours = {name.removeprefix("CELERY_").lower() for name in named}
+    assert {name for name in ours if name.startswith(PREFIX)} - known == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    """What stands after ``celery -A proj lease``."""
+    for line in re.findall(r"celery -A \w+ lease ([a-z][^`\n#|]*)", page.read_text()):
+        words = line.split()
+        assert words[0] in lease.commands, line
+        command = lease.commands[words[0]]
+        subcommands = getattr(command, "commands", {})
+        if subcommands and len(words) > 1 and words[1].isalpha():
+            assert words[1] in subcommands, line
+            command = subcommands[words[1]]
+        known = {option for each in command.params for option in each.opts + each.secondary_opts}
+        assert {word.partition("=")[0] for word in words if word[:2] == "--"} <= known, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_yaml_and_json_can_be_read(page: Path) -> None:
+    """And the metrics in it exist."""
+    observed = rows(between((DOCS / "observability.md").read_text(), "metrics"))
+    metrics = {row[0].strip("`") for row in observed}
+    for block in blocks(page.read_text(), "yaml"):
+        list(yaml.safe_load_all(block))
+        assert set(re.findall(r"\bcelery_lease_\w+", block)) <= metrics
+    for block in blocks(page.read_text(), "json"):
+        json.loads(block)
+
+
 #: Names of other things on a page, by page.
-FROM_ELSEWHERE: dict[str, set[str]] = {"brokers": {"lease_messages"}, "testing": set(dir(plugin))}
+FROM_ELSEWHERE: dict[str, set[str]] = {
+    "testing": set(dir(plugin)),
+    "resume-a-loop": set(dir(plugin)),
+    "django": {"lease_urls"},
+}
 
 
 def broken(values: dict[str, Any], name: str) -> str:
@@ -133,9 +219,12 @@ def test_rules_between_settings_are_those_of_the_code(rule: str, outcome: str) -
 def test_the_page_has_every_rule_of_the_code() -> None:
     """One rule for each relation that is checked."""
     subjects = {rule.split()[0] for rule, _ in RULES}
-    code = (Path(settings.__file__).parent.parent / "core" / "policy.py").read_text()
-    relations = set(re.findall(r'"(lease_[a-z_]+)",\n +(?:values|interval)', code))
-    warned = set(re.findall(r'f"(lease_[a-z_]+) = ', code))
+    here = Path(settings.__file__).parent
+    code = (here / "resolve.py").read_text()
+    relations = set(re.findall(r'"(lease_[a-z_]+)",\n +sound', code))
+    warned = set(
+        re.findall(r'f"(lease_[a-z_]+) = ', (here.parent / "core" / "policy.py").read_text())
+    )
     assert subjects == relations | warned
 
 
@@ -225,7 +314,8 @@ def test_every_notice_of_the_worker_is_explained() -> None:
 def test_tests_that_are_named_exist() -> None:
     """A test that is renamed takes its mention along."""
     tests = "".join(path.read_text() for path in DOCS.parent.glob("tests/**/test_*.py"))
-    named = set(re.findall(r"`(test_\w+)`", (DOCS / "problems.md").read_text()))
+    pages = "".join((DOCS / name).read_text() for name in ("problems.md", "promises.md"))
+    named = set(re.findall(r"`(test_\w+)`", pages))
     assert {name for name in named if f"def {name}(" not in tests} == set()
 
 

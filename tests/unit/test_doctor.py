@@ -11,15 +11,27 @@ from celery import Celery
 from click.testing import CliRunner
 
 import celery_lease
-from celery_lease import LeasedTask, ToolContext, current_context
+from celery_lease import LeasedTask, ToolContext, brokers, current_context
+from celery_lease.brokers.amqp import doctor as rabbitmq
+from celery_lease.brokers.redis import doctor as redis
 from celery_lease.cli import lease
-from celery_lease.cli.doctor import deploy, examine, redis, settings, tasks, workers
-from celery_lease.cli.doctor.case import Case, load_settings, task_policies
-from celery_lease.cli.doctor.findings import Finding, Severity, error, notice, ok, warning
-from celery_lease.cli.doctor.offset import Offset
+from celery_lease.cli.doctor import (
+    deploy,
+    examine,
+    leases,
+    settings,
+    survey,
+    tasks,
+    whole_app,
+    workers,
+)
+from celery_lease.cli.doctor.case import Case, covered_tasks, load_settings, task_policies
 from celery_lease.cli.doctor.report import Report, lines, rendered
 from celery_lease.cli.doctor.survey import WorkerAnswer
+from celery_lease.core.findings import Finding, Severity, error, notice, ok, warning
+from celery_lease.core.offset import Offset
 from celery_lease.settings import LeaseConfigError, Settings
+from celery_lease.task import mapping
 from celery_lease.worker.about import versions
 
 if TYPE_CHECKING:
@@ -47,7 +59,8 @@ def case_of(app: Celery, **facts: Any) -> Case:
     assert isinstance(loaded, Settings)
     policies, errors = task_policies(app, loaded)
     assert errors == []
-    return Case(app=app, loaded=loaded, policies=policies, **facts)
+    covered = covered_tasks(app, loaded)
+    return Case(app=app, loaded=loaded, policies=policies, covered=covered, **facts)
 
 
 def severities(findings: Iterable[Finding]) -> dict[str, str]:
@@ -87,6 +100,7 @@ def test_wrong_settings_are_errors_with_their_remedy(app: Celery) -> None:
     assert [each.severity for each in found] == ["error", "error"]
     assert any("half of lease_extension" in each.what for each in found)
     assert any("did you mean" in each.remedy for each in found)
+    assert not any(each.remedy in each.what for each in found)
 
 
 def test_task_options_are_checked_with_the_app_s_settings(app: Celery) -> None:
@@ -233,6 +247,23 @@ def test_levels_hooks_and_the_longest_shutdown_timeout_count(app: Celery) -> Non
     case = case_of(app)
     assert severities(deploy.check(case, 145, 2, 5))["deploy.grace"] == "warning"
     assert severities(deploy.check(case, 146, 2, 5))["deploy.grace"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("wait", "grace", "severity"),
+    [(20, 15, "error"), (20, 31, "warning"), (20, 32, "ok"), (None, 21, "warning"), (1, 16, "ok")],
+)
+def test_the_last_poll_of_sqs_counts(
+    app: Celery, wait: int | None, grace: float, severity: str
+) -> None:
+    """A stopping worker waits for its end, whether a task runs or not."""
+    pytest.importorskip("boto3")
+    app.conf.broker_url = "sqs://"
+    app.conf.broker_transport_options = {} if wait is None else {"wait_time_seconds": wait}
+    app.conf.lease_shutdown_timeout = 5
+    (found,) = deploy.check(case_of(app), grace, 1, 0)
+    assert found.severity.value == severity
+    assert ("wait_time_seconds" in str(found.remedy)) == (severity != "ok")
 
 
 def test_a_remapped_signal_is_found(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,3 +462,199 @@ def test_the_command_writes_json_of_an_app_that_it_cannot_serve() -> None:
     assert "no_such_module_here" in found["tasks.import"]["what"]
     assert found["broker.supported"]["severity"] == "error"
     assert told["counts"]["error"] == 2
+
+
+def test_no_rule_holds_beside_a_broken_one(app: Celery) -> None:
+    """Nor has an app no leased task whose only one is refused."""
+    app.conf.lease_interval = 60
+
+    def short(*, context: ToolContext) -> None: ...
+
+    def usual(*, context: ToolContext) -> None: ...
+
+    add(app, short, lease_extension=100)
+    for _ in range(2):
+        loaded = load_settings(app)
+        assert isinstance(loaded, Settings)
+        policies, errors = task_policies(app, loaded)
+        assert errors
+        case = Case(app=app, loaded=loaded, policies=policies, refused=len(errors))
+        found = severities([*settings.check_errors(errors), *settings.check(case)])
+        assert found["settings.rule"] == "error"
+        assert "settings.rules" not in found
+        assert "settings.tasks" not in found
+        add(app, usual)
+
+
+@pytest.mark.parametrize(
+    ("driver_type", "said"), [("redis", True), ("amqp", True), ("pgmq", False)]
+)
+def test_remote_control_is_not_asked_for_where_there_is_none(
+    app: Celery, driver_type: str, said: bool
+) -> None:
+    """On pgmq the doctor wants it off: a worker with a long name does not start with it."""
+    app.conf.worker_enable_remote_control = False
+    found = severities(settings.check(case_of(app, driver_type=driver_type)))
+    assert ("settings.remote_control" in found) is said
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_broker_without_leases_stops_only_workers_that_want_some(
+    app: Celery, enabled: bool
+) -> None:
+    """With lease_enabled off a worker starts on any broker."""
+    app.conf.update(lease_enabled=enabled, broker_url="filesystem://")
+    asked = examine.Request(timeout=0.1, grace=None, levels=1, before=0.0)
+    found = severities(examine.examine(app, asked).findings)
+    assert found["broker.supported"] == ("error" if enabled else "notice")
+
+
+@pytest.mark.parametrize(
+    ("up", "says"),
+    [
+        ([], "no worker with leases answers"),
+        ([{"leased": False}], "no worker with leases answers"),
+        ([{"leased": True}], "w1 should have"),
+    ],
+)
+def test_overdue_messages_do_not_deny_the_workers_that_answered(
+    app: Celery, up: list[dict[str, Any]], says: str
+) -> None:
+    """Each worker with leases sweeps for all queues."""
+    late = SimpleNamespace(late=1e6, leased=True)
+    driver: Any = SimpleNamespace(overdue=lambda limit: [late][:limit])
+    case = case_of(app, driver_type="redis", workers=[answer("w1", **each) for each in up])
+    assert says in leases._overdue(case, driver).why
+
+
+def test_what_wrong_settings_hide_is_no_fault_of_the_broker(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which queues dead letters are in is one of them."""
+    app.conf.lease_interval = 200
+    able = SimpleNamespace(reaps=False, buries=True)
+    driver = SimpleNamespace(capabilities=able, dead_letters=pytest.fail, close=lambda: None)
+    monkeypatch.setattr(brokers, "driver", lambda _: driver)
+    assert list(leases.check(Case(app=app, loaded=None, policies={}))) == []
+
+
+def test_a_plain_worker_on_a_queue_that_leased_tasks_go_to_is_told_as_such(app: Celery) -> None:
+    """Also where no worker with leases consumes that queue, or none is up."""
+
+    def one(*, context: ToolContext) -> None: ...
+
+    add(app, one)
+    app.conf.task_routes = {"t.one": {"queue": "video"}}
+    for queue, severity in (("video", "warning"), ("mail", "notice")):
+        plain = answer("w1", leased=False, queues=(queue,))
+        found = severities(workers.check(case_of(app, driver_type="redis", workers=[plain]), 1.0))
+        assert found["workers.plain"] == severity
+
+
+def test_a_queue_of_others_is_not_called_a_classic_one(app: Celery) -> None:
+    """How a queue that this app does not declare was made cannot be asked over AMQP."""
+    server = SimpleNamespace(server_properties={"version": "3.13"})
+    channel = SimpleNamespace(connection=server)
+    worker = answer("w1", queues=("theirs",))
+    case = case_of(app, driver_type="amqp", workers=[worker], channel=channel)
+    said = [each.what for each in rabbitmq.check(case) if each.check == "rabbitmq.deliveries"]
+    assert any("queue celery is declared as a classic queue" in each for each in said)
+    assert any("queue theirs is not in this app's task_queues" in each for each in said)
+
+
+@pytest.mark.parametrize(
+    ("options", "extension", "said"),
+    [
+        ({}, 300, "assumed: consumer_timeout is not set"),
+        ({"consumer_timeout": 1800}, 300, "1800 s as the app says"),
+        ({}, 2000, "or lower lease_extension"),
+    ],
+)
+def test_a_consumer_timeout_is_assumed_or_said_and_so_is_what_it_bounds(
+    app: Celery, options: dict[str, int], extension: float, said: str
+) -> None:
+    """One that is the server's default may be said, too."""
+
+    def one(*, context: ToolContext) -> None: ...
+
+    add(app, one, lease_extension=extension)
+    app.conf.broker_transport_options = options
+    server = SimpleNamespace(server_properties={"version": "3.13"})
+    case = case_of(app, driver_type="amqp", channel=SimpleNamespace(connection=server))
+    (found,) = [each for each in rabbitmq.check(case) if each.check == "rabbitmq.consumer_timeout"]
+    assert said in found.what + found.remedy
+
+
+def test_tasks_of_this_package_and_refused_ones_are_not_called_plain(app: Celery) -> None:
+    """Those that ``map`` sends have leases, and the remedy for a wrong option is another one."""
+
+    def short(*, context: ToolContext) -> None: ...
+
+    add(app, short, lease_extension=1, lease_interval=60)
+
+    def late() -> None: ...
+
+    app.task(name="t.late", acks_late=True, shared=False)(late)
+    mapping.register(app)
+    loaded = load_settings(app)
+    assert isinstance(loaded, Settings)
+    case = Case(app=app, loaded=loaded, policies={}, driver_type="amqp")
+    (found,) = rabbitmq._plain_tasks(case)
+    assert found.what.endswith(": t.late")
+
+
+def test_late_tasks_without_a_lease_are_named_with_the_longest_that_runs(app: Celery) -> None:
+    """And what would give them one; not those that are acknowledged early, nor Celery's own."""
+
+    def task() -> None: ...
+
+    for name, late in {"reports.yearly": True, "reports.weekly": True, "mail": False}.items():
+        app.task(task, name=name, acks_late=late, shared=False)
+    running = {"reports.weekly": 60.0, "reports.yearly": 2460.0, "mail": 9999.0}
+    case = case_of(app, workers=[WorkerAnswer(name="w@h", leased=True, running=running)])
+    (found,) = whole_app.check(case)
+    assert found.severity == "notice"
+    assert found.what == (
+        "2 late-ack tasks without a lease, longest seen 41m00s (reports.yearly, which runs): "
+        "reports.weekly, reports.yearly"
+    )
+    assert 'lease_tasks = "all"' in found.remedy
+
+
+def test_an_app_whose_tasks_are_all_covered_is_well(app: Celery) -> None:
+    """It has leases, and nothing is proposed; what cannot be covered is named."""
+
+    def task() -> None: ...
+
+    app.task(task, name="late", acks_late=True, shared=False)
+    app.task(task, name="batch", Strategy="batches:Own", shared=False)
+    app.conf.lease_tasks = "all"
+    case = case_of(app)
+    assert severities(settings.check(case))["settings.rules"] == "ok"
+    assert not case.plain_tasks.keys() & {"late"}
+    (found,) = whole_app.check(case)
+    assert (found.check, found.severity) == ("tasks.uncovered", "warning")
+    assert "batch" in found.what
+
+
+def test_with_leases_off_nothing_is_proposed(app: Celery) -> None:
+    """That is said once, elsewhere."""
+
+    def task() -> None: ...
+
+    app.task(task, name="late", acks_late=True, shared=False)
+    app.conf.update(lease_tasks="all", lease_enabled=False)
+    assert list(whole_app.check(case_of(app))) == []
+
+
+def test_how_long_a_task_runs_by_now_is_read_from_celerys_own_answer() -> None:
+    """The longest of each name; what has not begun has no time."""
+    now = survey.SystemClock().wall().timestamp()
+    active = [
+        {"type": "a", "time_start": now - 50},
+        {"type": "a", "time_start": now - 500},
+        {"type": "b", "time_start": None},
+    ]
+    found = survey._running(active)
+    assert (list(found), round(found["a"], -1)) == (["a"], 500)
+    assert survey._running(None) == {}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from celery.worker import state
 from celery.worker.control import Panel
 
 from celery_lease.worker import compat, control
-from celery_lease.worker.compat.pools import Ender
 from celery_lease.worker.drain import Drain
 from celery_lease.worker.held import Ending
 from celery_lease.worker.shutdown import Shutdown
@@ -26,9 +26,8 @@ class Draining(Bench):
     def __init__(self) -> None:
         super().__init__()
         self.cleared = 0
-        ender = Ender(lambda _, __: True, lambda: None, lambda: False, lambda: None)
-        self.shutdown = Shutdown(self.leases, ender)
-        self.drain = Drain(self.leases, self.shutdown, self._clear)
+        self.shutdown = Shutdown(self.leases, Mock(hangs=lambda: False))
+        self.drain = Drain(self.leases, self._clear)
 
     def _clear(self) -> None:
         self.cleared += 1
@@ -59,13 +58,13 @@ def test_a_drain_tells_no_task_and_bounds_no_time(bench: Draining) -> None:
     held = bench.run()
     bench.drain.begin()
     bench.beat(held)
-    assert not bench.shutdown.asked
+    assert not bench.leases.intake.stopping
     assert bench.told(held) == 0
     assert not bench.board.shutting_down
 
 
 def test_a_resumed_worker_takes_messages_again(bench: Draining) -> None:
-    """The door opens and tasks start."""
+    """And starts their tasks."""
     bench.drain.begin()
     assert bench.drain.end()
     assert not bench.leases.backlogged
@@ -80,22 +79,22 @@ def test_draining_twice_hands_back_what_came_in_between(bench: Draining) -> None
     bench.drain.begin()
     assert bench.driver.sent("hand_back") == ["late"]
     assert bench.drain.end()
-    assert not bench.leases.door_closed
+    assert bench.leases.intake.is_open
 
 
 def test_a_worker_that_stops_does_not_go_on(bench: Draining) -> None:
-    """Its door stays closed."""
+    """Not even where the signal comes while the drain ends."""
     bench.drain.begin()
     bench.shutdown.ask()
     bench.shutdown.run_once()
     assert not bench.drain.end()
-    assert bench.leases.door_closed
+    assert not bench.leases.intake.is_open
 
 
 def test_resuming_what_is_not_drained_changes_nothing(bench: Draining) -> None:
     """Two operators may both resume."""
     assert bench.drain.end()
-    assert not bench.leases.door_closed
+    assert bench.leases.intake.is_open
 
 
 def test_the_state_says_how_far_a_drain_is(bench: Draining) -> None:
@@ -117,7 +116,8 @@ def test_the_state_says_how_far_a_drain_is(bench: Draining) -> None:
 
 def test_the_remote_control_commands_reach_the_drain(bench: Draining) -> None:
     """Each by its name, as Celery finds it."""
-    node: Any = SimpleNamespace(consumer=SimpleNamespace(lease_drain=bench.drain))
+    runtime = SimpleNamespace(drain=bench.drain, leases=bench.leases)
+    node: Any = SimpleNamespace(consumer=SimpleNamespace(lease_runtime=runtime))
     assert Panel.data["lease_drain"](node) == {"ok": "draining"}
     assert Panel.data["lease_state"](node)["draining"] is True
     assert Panel.data["lease_resume"](node) == {"ok": "taking messages"}
@@ -128,7 +128,7 @@ def test_the_remote_control_commands_reach_the_drain(bench: Draining) -> None:
 @pytest.mark.parametrize("name", ["lease_drain", "lease_resume", "lease_state"])
 def test_a_worker_without_leases_says_so(name: str) -> None:
     """A broadcast reaches every worker of the app, with leased tasks or without."""
-    for consumer in (SimpleNamespace(), SimpleNamespace(lease_drain=None)):
+    for consumer in (SimpleNamespace(), SimpleNamespace(lease_runtime=None)):
         assert Panel.data[name](SimpleNamespace(consumer=consumer)) == control.NO_LEASES
 
 

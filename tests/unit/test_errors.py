@@ -11,9 +11,9 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
 import celery_lease
-import celery_lease.checkpoints
+import celery_lease.task.checkpoints
 from celery_lease import LeaseConfigError, LeaseError
-from celery_lease.core.policy import Fault
+from celery_lease.core.faults import Fault
 
 FACTS: dict[str, tuple[Any, ...]] = {
     "LeaseLost": ("id-1", "another delivery owns the message"),
@@ -23,6 +23,7 @@ FACTS: dict[str, tuple[Any, ...]] = {
     "ReceiptHandleExpiredError": ("message-1",),
     "AlreadyAttached": ("message-1",),
     "UnsupportedBroker": ("filesystem", ("redis", "sqs"), "it keeps nothing"),
+    "UnsupportedOperation": ("memory", "bury"),
     "LeaseConfigError": ((Fault("lease_interval", -1, "must be positive", "set 5"),), "app"),
     "CheckpointError": ("id-1", "no store"),
     "CheckpointTooLarge": ("id-1", 70_000, 65_536),

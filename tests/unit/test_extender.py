@@ -304,6 +304,34 @@ def test_a_fresh_beat_asks_for_the_configured_number_on_a_real_clock(clock: Fake
     assert all(EXTENSION - PATIENCE < seconds <= EXTENSION for seconds in fresh)
 
 
+def test_a_receipt_gets_whole_seconds_rounded_up(
+    extender: LeaseExtender, message: Message, heartbeat: Heartbeat, clock: FakeClock
+) -> None:
+    """Breaks when a fraction is passed on, which SQS refuses, or when less than is due is asked."""
+    with extender.attach(message, heartbeat):
+        heartbeat.beat()
+        clock.advance(1.5)
+        heartbeat.beat()
+        clock.until_waiting(clock.now() + INTERVAL - 1.5)
+        clock.advance(INTERVAL - 1.5)
+        clock.until_waiting(None)
+    assert message.asked == [EXTENSION, EXTENSION - 58]  # the beat was 58.5 s old
+    assert [type(seconds) for seconds in message.asked] == [int, int]
+
+
+def test_a_beat_that_the_thread_will_count_takes_no_lock(
+    extender: LeaseExtender, message: Message, heartbeat: Heartbeat, clock: FakeClock
+) -> None:
+    """Breaks when each beat of a busy loop pays for the lock that extensions need."""
+    with extender.attach(message, heartbeat):
+        heartbeat.beat()
+        heartbeat.beat()
+        clock.until_waiting(clock.now() + INTERVAL)
+        assert extender._serving is not None
+        with extender._serving._turn:
+            joined(started(heartbeat.beat))
+
+
 def test_a_real_thread_extends_at_the_end_of_a_real_interval(clock: FakeClock) -> None:
     """Breaks when the default waiter or the host's clock does not work with the thread."""
     message, heartbeat = Message(clock), Heartbeat()
@@ -470,6 +498,54 @@ def test_beats_do_not_hammer_a_broker_that_is_down(
             heartbeat.beat()
         assert message.asked == [EXTENSION]
         clock.until_waiting(clock.now() + INTERVAL)
+
+
+def test_an_interval_of_zero_tries_once_a_beat_and_then_backs_off(
+    message: Message, clock: FakeClock
+) -> None:
+    """Breaks when the thread repeats a failed call at once: 33,755 calls in two seconds."""
+    heartbeat = Heartbeat(clock=clock)
+    extender = LeaseExtender(LeaseExtenderConfig(interval=0), clock, waiter=clock.wait_for)
+    message.failures = [OSError("down")] * 100
+    with extender.attach(message, heartbeat):
+        for beats in (1, 2, 3):
+            heartbeat.beat()
+            assert len(message.asked) == beats  # each beat by itself, and in its own thread
+            clock.until_waiting(pytest.approx(clock.now() + 0.1))  # the thread, since the first
+        assert message.threads == {threading.current_thread()}
+        clock.advance(0.1)
+        pause = 0.3
+        for calls in range(3, 12):
+            clock.until_waiting(pytest.approx(clock.now() + pause))
+            assert len(message.asked) == calls
+            clock.advance(pause)
+            pause = min(0.1 * 2**calls, EXTENSION / 5)
+        clock.until_waiting(pytest.approx(clock.now() + EXTENSION / 5))
+        assert len(message.asked) == 12
+
+
+def test_a_new_beat_is_tried_before_the_retry_of_an_old_one(
+    message: Message, clock: FakeClock
+) -> None:
+    """Breaks when a beat within the interval waits for the end of a back-off."""
+    heartbeat = Heartbeat(clock=clock)
+    extender = LeaseExtender(
+        LeaseExtenderConfig(interval=1, extension=EXTENSION), clock, waiter=clock.wait_for
+    )
+    message.failures = [OSError("down")] * 6
+    with extender.attach(message, heartbeat):
+        heartbeat.beat()
+        for pause in (1, 1, 1, 1, 1.6):  # the interval, then what a back-off has come to
+            clock.until_waiting(pytest.approx(clock.now() + pause))
+            clock.advance(pause)
+        clock.until_waiting(pytest.approx(clock.now() + 3.2))
+        assert len(message.asked) == 6
+        heartbeat.beat()
+        clock.until_waiting(pytest.approx(clock.now() + 1))
+        clock.advance(1)
+        assert message.next_call() is not None
+        clock.until_waiting(None)
+    assert len(message.asked) == 7
 
 
 def test_success_is_only_a_debug_line(
@@ -803,6 +879,38 @@ def test_all_that_is_wrong_with_a_config_is_said_at_once() -> None:
     with pytest.raises(LeaseConfigError) as caught:
         LeaseExtenderConfig(interval=-1, extension=0, enabled="no")  # type: ignore[arg-type]
     assert [fault.name for fault in caught.value.faults] == ["interval", "extension", "enabled"]
+
+
+def test_its_values_are_taken_by_position_too() -> None:
+    """Breaks when the documented order is not the one that calls rely on."""
+    assert LeaseExtenderConfig(5.0, 30, False) == LeaseExtenderConfig(  # noqa: FBT003
+        interval=5.0, extension=30, enabled=False
+    )
+
+
+def test_an_interval_above_a_third_of_the_extension_is_warned_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Breaks when a config that forgives no failed extension is taken in silence."""
+    LeaseExtenderConfig(interval=100, extension=300)
+    assert caplog.messages == []
+    LeaseExtenderConfig(interval=101, extension=300)
+    (line,) = caplog.messages
+    assert "interval = 101 is above a third of extension (300)" in line
+    assert "set interval to 60" in line
+
+
+def test_extending_without_beats_needs_an_interval(message: Message) -> None:
+    """Breaks when an interval of 0 makes a loop of extensions without a pause."""
+    extender = LeaseExtender(LeaseExtenderConfig(interval=0))
+    with (
+        pytest.raises(LeaseConfigError, match=r"interval .*above 0 for extend\(\)"),
+        extender.extend(message),
+    ):
+        pass
+    assert message.asked == []
+    with extender.attach(message, Heartbeat()):  # it was left free
+        pass
 
 
 def test_just_under_half_of_the_extension_is_allowed() -> None:

@@ -10,7 +10,7 @@ import pytest
 from celery import signals
 from celery.worker.consumer import Consumer
 
-from celery_lease.worker.compat import foreign
+from celery_lease.celery_patches import malformed_messages
 
 TASK = {"task": "t", "id": "i"}
 BODY = [[], {}, {}]
@@ -50,7 +50,7 @@ class Handled:
             _maximum_prefetch_restored=True,
         )
         consumer.create_task_handler = partial(Consumer.create_task_handler, consumer)
-        foreign.outlive(consumer)
+        malformed_messages.outlive(consumer)
         self.message = SimpleNamespace(
             headers=headers,
             body=b"body",

@@ -14,15 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_lease.worker.health import (
-    DEAD,
-    LATE,
-    MOST_CLIENTS,
-    REQUEST_TIMEOUT,
-    Health,
-    HealthServer,
-    health_of,
-)
+from celery_lease.health_server import MOST_CLIENTS, REQUEST_TIMEOUT, HealthServer
+from celery_lease.worker.health import DEAD, LATE, WorkerHealth, health_of
+from celery_lease.worker.intake import Intake
 from harness.waiting import eventually
 from unit.fakes import FakeClock
 
@@ -41,7 +35,10 @@ def leases(*, loop: float = 0.0, keeper: float = 0.0, closed: bool = False) -> A
     """Return leases whose loop and keeper were last seen so many seconds ago."""
     clock = FakeClock()
     now = clock.now()
-    return Leases(clock=clock, loop_alive=now - loop, keeper_seen=now - keeper, door_closed=closed)
+    intake = Intake()
+    if closed:
+        intake.stop()
+    return Leases(clock=clock, loop_alive=now - loop, keeper_seen=now - keeper, intake=intake)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +68,7 @@ def test_ready_turns_false_well_before_live(
 @pytest.fixture
 def server() -> Iterator[HealthServer]:
     """A server whose worker lives and is not ready."""
-    health = Health(
+    health = WorkerHealth(
         live=True, ready=False, loop_age=0.5, keeper_age=0.1, leases=3, stuck=0, stopping=True
     )
     server = HealthServer("127.0.0.1", 0, lambda: health, metrics)

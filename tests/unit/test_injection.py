@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_lease.current import private_context
-from celery_lease.injection import NOTHING, Injection
+from celery_lease.task.current import private_context
+from celery_lease.task.injection import NOTHING, Injection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 IMPORTS = """
 import celery_lease
 from celery_lease import ToolContext
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 Alias = ToolContext
 """
 FUTURE = "from __future__ import annotations"
@@ -59,6 +59,26 @@ def test_somebody_elses_class_of_the_same_name_is_left_alone() -> None:
         "def f(path, *, lease: ToolContext): ...", FUTURE + "\nclass ToolContext: ..."
     )
     assert Injection.of(function, skip_first=False).name is None
+
+
+@pytest.mark.parametrize("future", ["", FUTURE], ids=["evaluated", "postponed"])
+@pytest.mark.parametrize("annotation", ["dict", "'dict[str, int]'", "'Any'", "'Unknown'", "None"])
+def test_a_context_of_the_authors_own_is_an_argument(annotation: str, future: str) -> None:
+    """``context: dict`` is what callers pass: only an unannotated one is ours by its name.
+
+    Failed before with: ``'context' == None``.
+    """
+    function = _defined(f"def f(path, *, context: {annotation}): ...", future + IMPORTS)
+    injection = Injection.of(function, skip_first=False)
+    assert injection.name is None
+    assert list(injection.public.parameters) == ["path", "context"]
+
+
+@pytest.mark.parametrize("annotation", ["lease.ToolContext", "lease.ToolContext | None"])
+def test_a_context_under_a_name_that_only_type_checkers_know_is_found(annotation: str) -> None:
+    """``import celery_lease as lease`` under TYPE_CHECKING."""
+    function = _defined(f"def f(path, *, context: {annotation}): ...")
+    assert Injection.of(function, skip_first=False).name == "context"
 
 
 @pytest.mark.parametrize(

@@ -7,30 +7,21 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_lease.core import board as beatboard
-from celery_lease.core.lease import Lost, State
+from celery_lease import board as beatboard
+from celery_lease.board import Outcome
+from celery_lease.board.spans import Span
+from celery_lease.core.lease import State
+from celery_lease.core.loss import FLAG_LOST, FLAG_MAX_DURATION, FLAG_TAKEN, LossReason
 from celery_lease.core.policy import Mode, OnLost
 from celery_lease.worker import keeper as keeper_module
 from celery_lease.worker.keeper import ANSWER_TIMEOUT, LONGEST_WAIT
 from unit.fake_broker import POLICY, Bench
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 DAEMON = replace(POLICY, mode=Mode.DAEMON)
 OBSERVE = replace(POLICY, mode=Mode.OBSERVE)
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    """Return a worker whose tasks have leases of 10 s, extended every 2 s at most."""
-    bench = Bench()
-    yield bench
-    bench.leases.close()
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +57,7 @@ def test_without_a_new_beat_nothing_is_extended(bench: Bench) -> None:
     assert bench.driver.count("extend") == 0
     assert not any(report.lost for report in reports)
     assert bench.passed(1.0).lost == 1
-    assert held.lease.lost is Lost.EXPIRED
+    assert held.lease.lost is LossReason.EXPIRED
 
 
 def test_a_beat_inside_the_interval_counts_at_the_next_opportunity(bench: Bench) -> None:
@@ -166,7 +157,7 @@ def test_silence_until_the_deadline_loses_the_lease(bench: Bench) -> None:
         bench.beat(held)
         lost.append(bench.passed().lost)
     assert lost == [0, 0, 0, 1, 0]
-    assert bench.told(held) == beatboard.FLAG_LOST
+    assert bench.told(held) == FLAG_LOST
     assert bench.gate(held) == 0.0
 
 
@@ -180,6 +171,20 @@ def test_a_call_never_waits_beyond_the_deadline_of_a_lease_in_it(bench: Bench) -
     assert bench.driver.calls[-1].timeout == pytest.approx(0.5)
     bench.passed(0.6)
     assert bench.driver.count("extend") == 1
+
+
+def test_what_expires_while_another_call_waits_is_not_sent(bench: Bench) -> None:
+    """I2: the process stood still in the urgent call, and the other leases ended meanwhile."""
+    urgent = bench.run("urgent")
+    other = bench.run("other", policy=replace(POLICY, extension=15.0))
+    bench.clock.advance(9.0)
+    bench.beat(urgent)
+    bench.beat(other)
+    bench.driver.meanwhile = lambda: bench.clock.advance(8.0)
+    bench.passed()
+    assert [each.tag for each in bench.driver.sent("extend")] == ["urgent"]
+    assert bench.passed().lost == 1
+    assert not other.lease.is_held
 
 
 def test_an_answer_after_the_deadline_does_not_bring_a_lease_back(bench: Bench) -> None:
@@ -207,8 +212,8 @@ def test_what_the_broker_calls_lost_is_lost_at_once(bench: Bench) -> None:
     bench.clock.advance(2.5)
     bench.beat(held)
     assert bench.passed().lost == 1
-    assert held.lease.lost is Lost.TAKEN
-    assert bench.told(held) == beatboard.FLAG_LOST | beatboard.FLAG_TAKEN
+    assert held.lease.lost is LossReason.SUPERSEDED
+    assert bench.told(held) == FLAG_LOST | FLAG_TAKEN
 
 
 def test_a_lost_lease_is_never_extended_again(bench: Bench) -> None:
@@ -237,6 +242,7 @@ def test_a_beat_of_the_record_s_former_lease_extends_nothing(bench: Bench) -> No
     held = bench.receive("heir")
     held.slot = replace(outdated, generation=outdated.generation + 1)
     held.lease.start(bench.clock.now())
+    bench.enter(held, Span.BODY)
     bench.clock.advance(3.0)
     bench.board.write_time(outdated, beatboard.BEAT, bench.clock.now())
     bench.passed()
@@ -261,8 +267,8 @@ def test_a_lease_ends_at_its_longest_duration_whatever_the_task_does(bench: Benc
         bench.clock.advance(2.5)
         bench.beat(held)
         bench.passed()
-    assert held.lease.lost is Lost.MAX_DURATION
-    assert bench.told(held) == beatboard.FLAG_LOST | beatboard.FLAG_MAX_DURATION
+    assert held.lease.lost is LossReason.MAX_DURATION
+    assert bench.told(held) == FLAG_LOST | FLAG_MAX_DURATION
 
 
 def test_reserved_messages_live_as_long_as_the_main_loop_turns(bench: Bench) -> None:
@@ -482,3 +488,92 @@ def test_the_wait_follows_the_shortest_lease(bench: Bench) -> None:
     assert bench.passed().wait == LONGEST_WAIT
     bench.run(policy=replace(POLICY, extension=3.0, interval=0.6))
     assert bench.passed().wait == pytest.approx(0.15)
+
+
+def test_before_the_body_the_process_s_life_counts_for_one_extension(bench: Bench) -> None:
+    """I2: a hook that says nothing has that and the lease itself, and no more."""
+    held = bench.run()
+    bench.enter(held, Span.STARTING)
+    for _ in range(9):
+        bench.passed(2.0)
+    assert held.lease.deadline == 1000.0 + 2 * 10.0
+    assert bench.passed(2.0).lost == 1
+    assert held.lease.lost is LossReason.EXPIRED
+
+
+def test_before_the_body_a_dead_process_counts_for_nothing(
+    bench: Bench, processes: set[int]
+) -> None:
+    """Its lease is as long as it was."""
+    held = bench.run()
+    bench.enter(held, Span.STARTING)
+    processes.clear()
+    for _ in range(4):
+        bench.passed(2.0)
+    assert held.lease.deadline == 1010.0
+
+
+@pytest.mark.parametrize("span", [Span.STORING, Span.RETRYING])
+def test_after_the_body_the_process_s_life_counts_until_the_longest_duration(
+    bench: Bench, span: Span
+) -> None:
+    """I2, I5: finished work is not done again for a backend that is away; then it says why."""
+    held = bench.run(policy=replace(POLICY, max_duration=60.0))
+    bench.enter(held, span)
+    for _ in range(29):
+        assert bench.passed(2.0).lost == 0
+    assert bench.passed(3.0).lost == 1
+    assert held.lease.lost is LossReason.RESULT_NOT_STORED
+    assert (bench.told(held) or 0) & FLAG_MAX_DURATION
+
+
+def test_a_process_that_stopped_while_it_stored_keeps_nothing(
+    bench: Bench, processes: set[int]
+) -> None:
+    """I2: it is its life that counts, and a stopped one has none."""
+    held = bench.run()
+    bench.enter(held, Span.STORING)
+    processes.clear()
+    for _ in range(5):
+        bench.passed(2.0)
+    assert held.lease.lost is LossReason.EXPIRED
+
+
+def test_what_is_stored_for_long_is_told_of_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the keeper where the task's process does not: it waits inside of a library."""
+    held = bench.run()
+    bench.enter(held, Span.STORING)
+    quiet = bench.run("b")
+    bench.enter(quiet, Span.RETRYING)
+    for _ in range(6):
+        bench.passed(2.0)
+    told = [each for each in caplog.messages if "has ended, but for half of its lease" in each]
+    assert len(told) == 1
+    assert "id-a" in told[0]
+    assert "has not beaten" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("outcome", "call", "orderly"),
+    [
+        (Outcome.DONE, "complete", None),
+        (Outcome.HANDED_OVER, "hand_back", True),
+        (Outcome.NOT_STORED, "hand_back", False),
+    ],
+)
+def test_what_a_run_has_told_is_settled_at_the_next_pass(
+    bench: Bench, outcome: Outcome, call: str, *, orderly: bool | None
+) -> None:
+    """I2: its hooks may take as long as they like, without a lease."""
+    held = bench.run()
+    bench.board.tell_outcome(held.slot or beatboard.Slot(0, 0), outcome)
+    bench.passed(0.5)
+    (made,) = [each for each in bench.driver.calls if each.name == call]
+    assert made.what == ["a"]
+    assert made.options.get("orderly") is orderly
+    assert not len(bench.leases)
+    assert held.lease.lost is (
+        LossReason.RESULT_NOT_STORED if outcome is Outcome.NOT_STORED else None
+    )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from freezegun import freeze_time
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from celery_lease.core.delivery import Answer, Claim
-from celery_lease.core.lease import Extension, Lease, Lost, State
+from celery_lease.core.lease import Extension, Lease, State
+from celery_lease.core.loss import LossReason
 from celery_lease.core.policy import LeasePolicy
 
 if TYPE_CHECKING:
@@ -42,9 +46,14 @@ def running(**policy: float) -> Lease:
     return lease
 
 
+def due(lease: Lease, now: float) -> Extension | None:
+    """Return the extension that is due at ``now``, as the keeper begins it; None: nothing is."""
+    return lease.begin_extension(now) if lease.is_due(now) else None
+
+
 def extended(lease: Lease, now: float, answer: Answer = Answer.HELD) -> Extension:
     """Send what is due at ``now`` and apply the answer."""
-    extension = lease.due(now)
+    extension = due(lease, now)
     assert extension is not None
     lease.answered(extension, answer)
     return extension
@@ -56,16 +65,40 @@ def ended(state: State) -> Lease:
     if state is not State.RESERVED:
         lease.start(START + 1)
     if state is State.LOST:
-        lease.lose(Lost.TAKEN)
+        lease.lose(LossReason.SUPERSEDED)
     elif state in (State.COMPLETED, State.RELEASED):
         lease.end(state)
     return lease
 
 
+def test_a_lease_lives_by_a_clock_that_is_moved_for_a_day() -> None:
+    """Breaks when an extension, an expiry or max_duration drifts over thousands of extensions."""
+    day = 86400.0
+    with freeze_time("2027-12-31 12:00:00") as frozen:  # the date changes under it, and the year
+        begin = time.monotonic()
+        claim = replace(lease_of().claim, asked_at=begin)
+        policy = LeasePolicy(extension=EXTENSION, interval=INTERVAL, max_duration=day)
+        lease = Lease(claim, policy, task_id="id", name="task")
+        lease.start(begin)
+        while time.monotonic() + EXTENSION < begin + day:
+            frozen.tick(INTERVAL)
+            lease.see(time.monotonic())
+            assert extended(lease, time.monotonic()).renewal.seconds == pytest.approx(EXTENSION)
+            assert lease.deadline == pytest.approx(time.monotonic() + EXTENSION)
+        while time.monotonic() + INTERVAL < begin + day:  # it beats, but the limit is near
+            frozen.tick(INTERVAL)
+            lease.see(time.monotonic())
+            assert lease.expiry() == pytest.approx(begin + day)
+            assert not lease.expire(time.monotonic())
+        frozen.tick(INTERVAL + 0.001)
+        assert lease.expire(time.monotonic())
+        assert lease.lost is LossReason.MAX_DURATION
+
+
 ACTIONS: dict[str, Callable[[Lease], object]] = {
     "start": lambda lease: lease.start(START + 2),
     "expire": lambda lease: lease.expire(START + 1000),
-    "lose": lambda lease: lease.lose(Lost.TAKEN),
+    "lose": lambda lease: lease.lose(LossReason.SUPERSEDED),
     "complete": lambda lease: lease.end(State.COMPLETED),
     "release": lambda lease: lease.end(State.RELEASED),
 }
@@ -99,13 +132,13 @@ def test_a_claimed_lease_expires_when_the_claim_was_asked_for_plus_its_seconds()
     """Breaks when the deadline is counted from the answer, later than the broker's expiry."""
     lease = lease_of()
     assert lease.deadline == START + EXTENSION
-    assert lease.due(START + 50) is None
+    assert due(lease, START + 50) is None
 
 
 def test_an_expiry_is_exactly_the_last_beat_plus_the_extension() -> None:
     """Breaks when an extension is counted from when it is sent rather than from the beat (I2).
 
-    With ``expiry = now + extension`` in ``Lease.due``, 170 was asked for instead of 130.
+    With ``expiry = now + extension`` in ``begin_extension``, 170 was asked for instead of 130.
     """
     lease = running()
     lease.see(START + 30)
@@ -122,7 +155,7 @@ def test_a_lease_without_a_new_beat_is_never_due_again() -> None:
     """
     lease = running()
     extended(lease, START + 21)
-    assert [lease.due(START + second) for second in range(22, 102)] == [None] * 80
+    assert [due(lease, START + second) for second in range(22, 102)] == [None] * 80
 
 
 def test_a_beat_within_the_interval_counts_at_the_next_opportunity() -> None:
@@ -131,8 +164,8 @@ def test_a_beat_within_the_interval_counts_at_the_next_opportunity() -> None:
     lease.see(START + 25)
     extended(lease, START + 25)
     lease.see(START + 30)
-    assert lease.due(START + 44.9) is None
-    extension = lease.due(START + 45)
+    assert due(lease, START + 44.9) is None
+    extension = due(lease, START + 45)
     assert extension is not None
     assert extension.expiry == START + 30 + EXTENSION
 
@@ -154,7 +187,7 @@ def test_a_beat_at_or_after_the_deadline_does_not_count() -> None:
     lease.see(lease.deadline)
     assert lease.beat == START + 1
     assert lease.expire(START + EXTENSION)
-    assert (lease.state, lease.lost) == (State.LOST, Lost.EXPIRED)
+    assert (lease.state, lease.lost) == (State.LOST, LossReason.EXPIRED)
 
 
 def test_a_lease_is_held_until_the_last_moment_before_its_deadline() -> None:
@@ -172,7 +205,7 @@ def test_an_unanswered_extension_is_neither_a_renewal_nor_a_loss() -> None:
     extended(lease, START + 40, Answer.UNKNOWN)
     assert lease.state is State.RUNNING
     assert lease.deadline == START + EXTENSION
-    again = lease.due(START + 41)
+    again = due(lease, START + 41)
     assert again is not None
     assert again.expiry == START + 140
 
@@ -182,7 +215,7 @@ def test_the_broker_s_no_ends_a_lease_at_once_and_for_good() -> None:
     lease = running()
     lease.see(START + 40)
     extension = extended(lease, START + 40, Answer.LOST)
-    assert (lease.state, lease.lost) == (State.LOST, Lost.TAKEN)
+    assert (lease.state, lease.lost) == (State.LOST, LossReason.SUPERSEDED)
     lease.answered(extension, Answer.HELD)
     assert lease.state is State.LOST
     assert lease.deadline == START + EXTENSION
@@ -192,7 +225,7 @@ def test_an_answer_that_comes_after_the_end_changes_nothing() -> None:
     """Breaks when a message that was handed back is held again by a late answer."""
     lease = running()
     lease.see(START + 40)
-    extension = lease.due(START + 40)
+    extension = due(lease, START + 40)
     lease.end(State.RELEASED)
     assert extension is not None
     lease.answered(extension, Answer.LOST)
@@ -204,7 +237,7 @@ def test_quiet_covers_its_time_and_no_more() -> None:
     lease = running()
     lease.see(START + 30, quiet_until=START + 400)
     assert extended(lease, START + 30).expiry == START + 400
-    assert lease.due(START + 399) is None
+    assert due(lease, START + 399) is None
     assert lease.expire(START + 400)
 
 
@@ -257,9 +290,9 @@ def test_no_lease_is_held_longer_than_max_duration() -> None:
     lease.see(START + 90, quiet_until=START + 5000)
     assert extended(lease, START + 90).expiry == START + 151
     lease.see(START + 140)
-    assert lease.due(START + 140) is None
+    assert due(lease, START + 140) is None
     assert lease.expire(START + 151)
-    assert lease.lost is Lost.MAX_DURATION
+    assert lease.lost is LossReason.MAX_DURATION
 
 
 @pytest.mark.parametrize("started", [0.1, 1 / 3, 1e-9, 12345.6789])
@@ -270,7 +303,15 @@ def test_the_reason_max_duration_survives_rounding(started: float) -> None:
     lease.see(START + started % 50)
     assert extended(lease, START + 60 if started > 50 else START + 30).expiry == lease.last_expiry()
     assert lease.expire(lease.deadline)
-    assert lease.lost is Lost.MAX_DURATION
+    assert lease.lost is LossReason.MAX_DURATION
+
+
+def test_a_lease_that_expired_says_so_however_late_it_is_looked_at() -> None:
+    """Breaks when a silent task's loss is put down to ``lease_max_duration``, over by then."""
+    lease = running(max_duration=150.0)
+    assert lease.deadline < lease.last_expiry()
+    assert lease.expire(START + 1000)
+    assert lease.lost is LossReason.EXPIRED
 
 
 def test_waiting_does_not_count_towards_max_duration() -> None:
@@ -298,7 +339,19 @@ def test_an_expiry_in_the_past_is_not_asked_for() -> None:
     lease.see(START + 30, quiet_until=START + 600)
     extended(lease, START + 30)
     lease.see(START + 31, quiet_until=0.0)
-    assert lease.due(START + 140) is None
+    assert due(lease, START + 140) is None
+
+
+def test_to_ask_whether_an_extension_is_due_changes_nothing() -> None:
+    """Breaks when a look at a lease that is not extended after it moves its deadline."""
+    lease = running()
+    lease.see(START + 30, quiet_until=START + 600)
+    extended(lease, START + 30)
+    lease.see(START + 31, quiet_until=0.0)
+    assert lease.is_due(START + 60)
+    assert (lease.deadline, lease.extended_to) == (START + 600, START + 600)
+    lease.begin_extension(START + 60)
+    assert (lease.deadline, lease.extended_to) == (START + 131, None)
 
 
 class LeaseAgainstBroker(RuleBasedStateMachine):
@@ -341,7 +394,7 @@ class LeaseAgainstBroker(RuleBasedStateMachine):
 
     @rule(delay=st.floats(0.0, 3.0), obeyed=st.booleans(), heard=st.booleans(), beat=st.booleans())
     def keeper_passes(self, delay: float, obeyed: bool, heard: bool, beat: bool) -> None:
-        if self.lease.expire(self.now) or (extension := self.lease.due(self.now)) is None:
+        if self.lease.expire(self.now) or (extension := due(self.lease, self.now)) is None:
             return
         assert extension.renewal.seconds > 0
         self.now += delay
@@ -374,7 +427,7 @@ class LeaseAgainstBroker(RuleBasedStateMachine):
     def what_is_known_of_the_task_is_never_due_twice(self) -> None:
         lease = self.lease
         if lease.is_held and lease.extended_to == lease.expiry():
-            assert lease.due(self.now + INTERVAL) is None
+            assert due(lease, self.now + INTERVAL) is None
 
     @invariant()
     def lost_is_final(self) -> None:

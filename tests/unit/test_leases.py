@@ -5,30 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_lease.core import board as beatboard
-from celery_lease.core.board import Board, BoardFull
+from celery_lease import board as beatboard
+from celery_lease.board import Board, BoardFull
 from celery_lease.core.lease import State
-from celery_lease.worker import forks
+from celery_lease.core.loss import FLAG_LOST, FLAG_RELEASED, FLAG_TAKEN
+from celery_lease.worker import beginnings, forks
 from celery_lease.worker.patience import FIRST
 from unit.fake_broker import POLICY, Bench, FakeMessage
 from unit.fakes import PATIENCE
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-LOST_AND_TAKEN = beatboard.FLAG_LOST | beatboard.FLAG_TAKEN
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    """Return a worker whose tasks have leases of 10 s."""
-    bench = Bench()
-    yield bench
-    bench.leases.close()
+LOST_AND_TAKEN = FLAG_LOST | FLAG_TAKEN
 
 
 def test_terms_are_the_policy_of_the_message_s_task(bench: Bench) -> None:
@@ -44,11 +33,11 @@ def test_a_ticket_carries_what_the_task_process_needs(bench: Bench) -> None:
     bench.receive()
     ticket = bench.leases.start("a")
     assert ticket is not None
-    assert ticket["board"] == bench.board.address
-    assert (ticket["tag"], ticket["token"], ticket["deliveries"]) == ("a", 1, 1)
-    assert (ticket["mode"], ticket["on_lost"]) == ("heartbeat", "abort")
-    assert ticket["extension"] == 10.0
-    assert ticket["worker"] == "w1"
+    assert ticket.board == bench.board.address
+    assert (ticket.tag, ticket.token, ticket.deliveries) == ("a", 1, 1)
+    assert (ticket.mode, ticket.on_lost) == ("heartbeat", "abort")
+    assert ticket.extension == 10.0
+    assert ticket.worker == "w1"
 
 
 def test_a_task_may_beat_until_the_deadline_of_its_claim(bench: Bench) -> None:
@@ -129,7 +118,7 @@ def test_whoever_still_runs_under_an_ended_lease_is_told(bench: Bench, end: str)
     else:
         bench.leases.hand_back(["a"])
     assert bench.gate(held) == 0.0
-    assert bench.told(held) == LOST_AND_TAKEN
+    assert bench.told(held) == LOST_AND_TAKEN | FLAG_RELEASED  # and that it was not lost
 
 
 def test_a_lost_lease_stays_lost_when_its_task_ends(bench: Bench) -> None:
@@ -202,7 +191,7 @@ def test_what_waits_inside_the_pool_goes_back_too(bench: Bench) -> None:
     bench.leases.start("a")
     bench.leases.hand_back_unstarted()
     assert bench.driver.sent("hand_back") == ["a"]
-    assert bench.told(held) == LOST_AND_TAKEN
+    assert bench.told(held) == LOST_AND_TAKEN | FLAG_RELEASED
 
 
 def test_a_task_that_started_by_its_own_word_is_not_handed_back_at_shutdown(bench: Bench) -> None:
@@ -269,6 +258,18 @@ def test_a_silent_broker_costs_each_caller_one_timeout(bench: Bench) -> None:
     assert not bench.driver.expiries
 
 
+def test_a_driver_knows_of_an_orderly_end_before_a_silent_broker_does(bench: Bench) -> None:
+    """The broker may deliver the message again meanwhile, which is no loss of this delivery."""
+    for tag in "abc":
+        bench.run(tag)
+    bench.driver.silent = True
+    bench.leases.complete("a")
+    bench.leases.hand_back(["b"])
+    bench.leases.hand_back(["c"], orderly=False)
+    assert bench.driver.ends == ["a", "b"]
+    assert bench.driver.count("hand_back") == 0
+
+
 def test_taking_stops_while_unclaimed_messages_wait(bench: Bench) -> None:
     """A message whose claim was not answered is held here until its queue takes it."""
     bench.driver.silent = True
@@ -311,7 +312,7 @@ def test_a_worker_that_ends_waits_for_its_broker_for_so_long_only(
     bench.leases.settling.within(5.0, lambda: bench.clock.advance(0.25))
     assert bench.clock.now() == 1005.0
     bench.leases.close()
-    assert "before 1 messages were acknowledged" in caplog.text
+    assert "before it could acknowledge or return 1 message;" in caplog.text
     assert bench.driver.closed
 
 
@@ -358,3 +359,70 @@ def test_a_closed_table_is_not_locked_for_forks(bench: Bench) -> None:
     before = forks.guarded()
     bench.leases.close()
     assert forks.guarded() == before - 1
+
+
+def test_only_what_has_begun_can_be_lost(bench: Bench) -> None:
+    """A ticket alone is no beginning, but in a pool of processes, whose requests say so."""
+    for tag in ("waits", "in the pool", "in a process"):
+        held = bench.receive(tag)
+        bench.leases.start(tag)
+    beginnings.note(bench.leases, held)
+    bench.run("runs")
+    bench.leases.hand_back(["waits", "in the pool", "in a process", "runs"], orderly=False)
+    returned = {
+        tag: call.options["orderly"]
+        for call in bench.driver.calls
+        if call.name == "hand_back"
+        for tag in call.what
+    }
+    assert returned == {"waits": True, "in the pool": True, "in a process": False, "runs": False}
+
+
+def test_what_has_begun_is_told_in_one_call_of_the_keeper(bench: Bench) -> None:
+    """And of what is over by then, nothing: a short task costs the broker no call for it."""
+    for tag in ("a", "b", "short"):
+        bench.run(tag)
+    bench.leases.complete("short")
+    assert bench.driver.begun == []
+    bench.passed()
+    bench.passed()
+    assert bench.driver.begun == [["a", "b"]]
+
+
+def test_a_silent_broker_is_told_of_a_beginning_again(bench: Bench) -> None:
+    """It is asked once a pass, not twice."""
+    bench.run("a")
+    bench.driver.silent = True
+    bench.passed()
+    assert bench.driver.begun == [["a"]]
+    bench.driver.silent = False
+    bench.clock.advance(FIRST)
+    bench.passed()
+    bench.passed()
+    assert bench.driver.begun == [["a"], ["a"]]
+
+
+def test_of_a_message_that_was_delivered_before_the_broker_knows_at_once(bench: Bench) -> None:
+    """Else what kills its worker sooner than the keeper looks would never be given up."""
+    bench.receive("a", deliveries=2)
+    bench.leases.start("a")
+    bench.leases.accepted("a", 1)
+    assert bench.driver.begun == [["a"]]
+    bench.passed()
+    assert bench.driver.begun == [["a"]]
+
+
+def test_a_beginning_in_the_main_loop_is_told_at_once(bench: Bench) -> None:
+    """A solo worker dies with its task: the keeper may not come to it."""
+    bench.leases.loop_is_task = True
+    bench.run("a")
+    assert bench.driver.begun == [["a"]]
+    bench.passed()
+    assert bench.driver.begun == [["a"]]
+
+
+def test_a_message_waits_when_it_is_claimed(bench: Bench) -> None:
+    """The broker is told when its task begins."""
+    terms = bench.leases.terms(FakeMessage("a", "t"))
+    assert terms is not None
+    assert terms.waits

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_lease.brokers.redis.driver import RedisDriver
 from celery_lease.core.delivery import Reaped
-from celery_lease.core.fields import NAMES, of_ticket
+from celery_lease.core.fields import NAMES
 from celery_lease.core.policy import Mode, OnLost
-from celery_lease.current import entered
 from celery_lease.observability import LeaseLogFilter
 from celery_lease.observability.logs import NONE
+from celery_lease.task.current import entered
 from celery_lease.worker import notices
 from celery_lease.worker.diagnosis import Diagnosis, Doing
 from celery_lease.worker.reaper import Reaper
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).parents[2] / "src" / "celery_lease"
 #: How a line begins, or goes on, that is about one task or one lease.
 ABOUT_ONE = re.compile(r"\btask %s|\blease %s|\blease of task|^lease not|^message %s not returned")
-#: Where there is no lease but somebody's own queue and consumer.
-OTHERS = {"extender/renewals.py"}
+#: Where there is no lease but somebody's own queue and consumer, and what lines of plain tasks say.
+OTHERS, PLAIN = {"extender/renewals.py"}, "without a lease"
 
 
 def lines() -> Iterator[tuple[str, str, set[str | None]]]:
@@ -48,7 +49,8 @@ def lines() -> Iterator[tuple[str, str, set[str | None]]]:
 
 def test_every_line_about_one_lease_has_fields() -> None:
     """A new one without them is noticed here."""
-    about_one = [line for line in lines() if ABOUT_ONE.search(line[1]) and line[0] not in OTHERS]
+    leased = [line for line in lines() if line[0] not in OTHERS and PLAIN not in line[1]]
+    about_one = [line for line in leased if ABOUT_ONE.search(line[1])]
     assert len(about_one) > 15
     assert [line for line in about_one if "extra" not in line[2]] == []
 
@@ -87,11 +89,18 @@ def test_the_reaper_s_lines_tell_whose_lease_it_was(caplog: pytest.LogCaptureFix
     about = {"id": "id-a", "task": "t", "token": 1, "worker": "w1"}
 
     class Driver:
+        capabilities = RedisDriver.capabilities
+
+        def parked(self) -> dict[str, int]:
+            return {"q": 2}
+
         def reap(self, *, limit: int) -> list[Reaped]:
             assert limit
             return [Reaped(tag="a", queue="q", late=1.0, about=about)]
 
-    Reaper(Driver()).run_once()  # type: ignore[arg-type]
+    reaper = Reaper(Driver())  # type: ignore[arg-type]
+    reaper.run_once()
+    assert reaper.counters.parked == {"q": 2}
     (record,) = caplog.records
     assert fields_of(record) == EXPECTED
 
@@ -134,6 +143,6 @@ def test_the_ticket_that_a_worker_writes_has_all_of_them() -> None:
     bench.receive()
     ticket = bench.leases.start("a")
     assert ticket is not None
-    assert of_ticket(ticket) == EXPECTED
-    assert ticket["mode"] == str(Mode.HEARTBEAT)
+    assert ticket.fields == EXPECTED
+    assert ticket.to_dict()["mode"] == str(Mode.HEARTBEAT)
     bench.leases.close()

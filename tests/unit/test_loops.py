@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import logging
 import os
 import queue
 import signal
+import socket
+import subprocess
+import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_lease import LoopGroup, Runnable, ShutdownCoordinator
-from unit.fakes import PATIENCE
+from celery_lease import Heartbeat, LoopGroup, Runnable, ShutdownCoordinator
+from harness.waiting import eventually, free_port
+from unit.fakes import PATIENCE, FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -447,3 +453,183 @@ def test_a_group_runs_once_and_never_empty() -> None:
     group.run()
     with pytest.raises(RuntimeError, match="runs once"):
         group.run()
+
+
+# ------------------------------------------------------------------------- what loops are given
+
+
+class Rounds(Loop):
+    """A loop that takes what a group passes on."""
+
+    def run(  # type: ignore[override]
+        self, max_iterations: int | None = None, *, visibility_timeout: int, wait_time_seconds: int
+    ) -> None:
+        self.given = (max_iterations, visibility_timeout, wait_time_seconds)
+
+
+def test_loops_are_given_what_they_take(caplog: pytest.LogCaptureFixture) -> None:
+    """Breaks when a loop without parameters is given some, or one in a nested group none."""
+    rounds, nested, plain = Rounds(), Rounds(), Loop()
+    plain.order()
+    LoopGroup([rounds, LoopGroup([nested]), plain]).run(
+        max_iterations=3, visibility_timeout=60, wait_time_seconds=5
+    )
+    assert rounds.given == nested.given == (3, 60, 5)
+    assert caplog.messages == []
+
+
+def test_left_alone_they_are_given_the_defaults() -> None:
+    """Breaks when the documented defaults are not those in force."""
+    rounds = Rounds()
+    LoopGroup([rounds]).run()
+    assert rounds.given == (None, 300, 20)
+
+
+def test_without_signals_the_handlers_stay() -> None:
+    """Breaks when a program that handles signals itself finds its handlers replaced."""
+    before, seen = signal.getsignal(SIGNAL), []
+    loop = Loop()
+    loop.order(lambda: seen.append(signal.getsignal(SIGNAL)))
+    LoopGroup([loop], signals=[SIGNAL]).run(install_signals=False)
+    assert seen == [before]
+
+
+def test_leaving_the_block_shuts_the_loops_down() -> None:
+    """Breaks when an error around run() leaves loops behind."""
+    loop = Loop()
+    with LoopGroup([loop], PATIENCE) as group:
+        run = Run(group)
+        assert loop.started.wait(PATIENCE)
+    assert not loop.running
+    assert run.outcome() is None
+
+
+# ------------------------------------------------------------------------------ watchdog, probes
+
+
+class Beating(Loop):
+    """A loop with a heartbeat on a clock that the test moves."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self.heartbeat = Heartbeat(clock)
+
+
+def test_a_silent_loop_fails_the_group_and_its_stack_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Breaks when a loop that hangs goes unnoticed, or its beating neighbour is left running."""
+    clock = FakeClock()
+    hangs, beats = Beating(clock), Beating(clock)
+    hangs.deaf = True
+    clock.advance(1000)  # before the start: no silence of theirs
+    run = Run(LoopGroup([hangs, beats], 0.1, watchdog_threshold=10, clock=clock))
+    assert hangs.started.wait(PATIENCE)
+    assert beats.started.wait(PATIENCE)
+    clock.advance(9)
+    beats.heartbeat.beat()
+    assert run.group.health().live
+    clock.advance(2)
+    outcome = run.outcome()
+    assert isinstance(outcome, TimeoutError)
+    assert "has not beaten for 11.0 s, its watchdog_threshold is 10 s" in str(outcome)
+    assert str(outcome).startswith("loop 0 ")
+    assert beats.asked.is_set()
+    critical = [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"]
+    assert len(critical) == 1
+    assert "self._orders.get()" in critical[0]  # where it hangs
+    hangs.order()
+
+
+@pytest.mark.parametrize("threshold", [0, -1.0, float("nan")])
+def test_a_threshold_that_is_no_time_is_refused(threshold: float) -> None:
+    """Breaks when a watchdog is set that would end everything, or nothing."""
+    with pytest.raises(ValueError, match=r"watchdog_threshold must be above 0"):
+        LoopGroup([Beating(FakeClock())], watchdog_threshold=threshold)
+
+
+def test_a_watchdog_without_anything_to_watch_is_refused() -> None:
+    """Breaks when loops without heartbeats are believed to be watched."""
+    with pytest.raises(ValueError, match=r"nothing to watch.*celery_lease\.Heartbeat"):
+        LoopGroup([Loop()], watchdog_threshold=10)
+
+
+def probe(port: int, path: str) -> tuple[int, dict[str, Any]]:
+    """Ask a group's health server."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def test_probes_tell_whether_the_loops_run_and_beat() -> None:
+    """Breaks when an orchestrator sends work to a group that is half gone or stops."""
+    clock, port = FakeClock(), free_port()
+    beats, plain = Beating(clock), Loop()
+    group = LoopGroup([beats, plain], health_port=port, watchdog_threshold=10, clock=clock)
+    run = Run(group)
+    assert beats.started.wait(PATIENCE)
+    assert plain.started.wait(PATIENCE)
+    clock.advance(3)
+    status, said = probe(port, "/health/ready")
+    assert (status, said["ready"], said["stopping"]) == (200, True, False)
+    assert [(each["running"], each["silent"]) for each in said["loops"]] == [
+        (True, 3),
+        (True, None),
+    ]
+    assert probe(port, "/health/live")[0] == 200
+    plain.order()  # it returns by itself
+    eventually(lambda: probe(port, "/health/ready")[0] == 503, within=PATIENCE)
+    assert probe(port, "/health/live")[0] == 200
+    beats.order()
+    assert run.outcome() is None
+    with pytest.raises(ConnectionRefusedError):
+        probe(port, "/health/live")
+
+
+def test_a_taken_port_is_a_warning_and_the_loops_run(caplog: pytest.LogCaptureFixture) -> None:
+    """Breaks when work stands still because nobody can ask for its health."""
+    loop = Loop()
+    loop.order()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        LoopGroup([loop], health_port=port).run()
+    assert loop.started.is_set()
+    (line,) = caplog.messages
+    assert f"no health server on 127.0.0.1 port {port}" in line
+    assert "choose another health_port" in line
+
+
+DYING = """
+import threading
+from celery_lease import LoopGroup
+
+class Loop:
+    running, stop = True, threading.Event()
+
+    def __init__(self, dies):
+        self.dies = dies
+
+    def run(self):
+        if self.dies:
+            raise OSError("the queue is gone")
+        self.stop.wait()
+
+    def shutdown(self, timeout):
+        self.stop.set()
+        return True
+
+LoopGroup([Loop(dies=True), Loop(dies=False)]).run()
+"""
+
+
+def test_a_process_whose_loop_died_exits_with_a_failure() -> None:
+    """Breaks when an orchestrator takes half a consumer's end for a good one."""
+    done = subprocess.run(
+        [sys.executable, "-c", DYING], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("OSError: the queue is gone")

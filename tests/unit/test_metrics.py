@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kombu import Connection, Consumer, Producer, Queue
 from opentelemetry.metrics import set_meter_provider
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -16,12 +17,20 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from celery_lease import Heartbeat, LeaseExtender
+from celery_lease.brokers.consumer import LeaseConsumer
+from celery_lease.brokers.memory.driver import MemoryDriver
+from celery_lease.core.errors import ReceiptHandleExpiredError
+from celery_lease.core.keys import Exclusive
+from celery_lease.core.stats import MOST_PAIRS, Fact, StandaloneStats, standalone
+from celery_lease.health_server import metrics_page
 from celery_lease.observability import otel
 from celery_lease.observability.metrics import ENDINGS, METRICS, Kind
 from celery_lease.observability.prometheus import LeaseCollector, page
 from celery_lease.worker import exports, vitals as vitals_module
-from celery_lease.worker.tally import MOST_PAIRS
+from harness.memory import empty_memory
 from unit.fake_broker import Bench
+from unit.fakes import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,9 +41,17 @@ if TYPE_CHECKING:
 PAIR = {"worker": "w1@host", "task": "t", "queue": "q"}
 
 
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[StandaloneStats]:
+    """Return what this process counts without a worker, from 0 on."""
+    standalone.__init__()  # type: ignore[misc]
+    yield standalone
+    standalone.__init__()  # type: ignore[misc]
+
+
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    """Return a worker that has completed one lease, lost one, and runs one."""
+    """Return a worker that has completed one lease, lost one, and runs one that holds a key."""
     bench = Bench()
     bench.driver.capabilities = replace(bench.driver.capabilities, reaps=True)
     bench.run("lost")
@@ -42,6 +59,8 @@ def bench() -> Iterator[Bench]:
     bench.leases.complete("done")
     bench.passed(10.5)
     held = bench.run("runs")
+    held.exclusive, held.holds_key = Exclusive(key="k"), True
+    bench.leases.tally.parked("t", "id-parked", "q", "k", "id-runs")
     bench.passed(2.5)
     bench.driver.meanwhile = lambda: bench.clock.advance(0.02)
     bench.beat(held)
@@ -55,6 +74,8 @@ def vitals(bench: Bench) -> Iterator[Vitals]:
     """Return what that worker shows, while it runs."""
     vitals = bench.vitals(stalled=3, disowned=2, stuck=1)
     vitals.reaped.recovered, vitals.reaped.stale, vitals.reaped.runs = 4, 2.5, 9
+    vitals.reaped.parked = {"q": 2}
+    vitals.tally.key_wait = 7.5
     vitals_module.begin(vitals)
     yield vitals
     vitals_module.end(vitals)
@@ -80,7 +101,7 @@ def key(name: str, **labels: str) -> str:
 def test_a_scrape_tells_every_number_by_prometheus_names(accept: str) -> None:
     """In both of its formats; units and totals are in the names."""
     found = scraped(accept)
-    me = {"worker": "w1@host"}
+    me, identity = {"worker": "w1@host"}, vitals_module.running()[0].leases.worker_id
     expected = {
         key("held", **PAIR, state="running"): 1,
         key("held", **PAIR, state="lost"): 1,
@@ -93,9 +114,15 @@ def test_a_scrape_tells_every_number_by_prometheus_names(accept: str) -> None:
         key("lost_total", **PAIR, reason="taken"): 0,
         key("ended_total", **PAIR, ending="completed"): 1,
         key("ended_total", **PAIR, ending="dead_lettered"): 0,
-        key("reaper_recovered_total", **me): 4,
-        key("reaper_stale_duration_seconds_total", **me): 2.5,
-        key("reaper_runs_total", **me): 9,
+        key("keys_held", **PAIR): 1,
+        key("keys_parked", **me, worker_id=identity, queue="q"): 2,
+        key("keys_parkings_total", **PAIR): 1,
+        key("keys_waited_count_total", **PAIR): 0,
+        key("keys_waited_duration_seconds_total", **me): 7.5,
+        key("reaper_recovered_count_total", **me, worker_id=identity): 4,
+        key("reaper_stale_duration_seconds_total", **me, worker_id=identity): 2.5,
+        key("reaper_runs_total", **me, worker_id=identity): 9,
+        key("reaper_recovered_total", **me): 4,  # deprecated
         key("watchdog_stalled_total", **me): 3,
         key("watchdog_disowned_total", **me): 2,
         key("slots_stuck", **me): 1,
@@ -148,7 +175,7 @@ def test_without_a_worker_there_are_names_and_no_numbers() -> None:
     """As in a process that only sends tasks."""
     assert scraped() == {}
     families = [family.name for family in LeaseCollector().collect()]
-    assert len(families) == len(METRICS)
+    assert len(families) == len({metric.prometheus_name for metric in METRICS})
 
 
 @pytest.mark.usefixtures("vitals")
@@ -178,7 +205,7 @@ def test_without_prometheus_client_the_page_says_what_to_install(
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "celery_lease.observability.prometheus")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    status, content_type, body = exports.metrics_page("")
+    status, content_type, body = metrics_page("")
     assert (status, content_type.partition(";")[0]) == (501, "text/plain")
     assert b"install celery-lease[prometheus]" in body
 
@@ -263,3 +290,110 @@ def test_names_follow_the_conventions_of_both(metric: Any) -> None:
     assert ("_seconds" in metric.prometheus_name) == (metric.unit == "s")
     assert re.fullmatch(r"s|\{[a-z]+\}", metric.unit)
     assert metric.meaning[-1] != "."
+
+
+# ------------------------------------------------------------------------------ without a worker
+
+
+class Receipt:
+    """A message with a receipt, whose broker may fail."""
+
+    id = "m1"
+    failure: Exception | None = None
+
+    def extend_visibility(self, seconds: int) -> None:
+        assert seconds > 0
+        if self.failure:
+            raise self.failure
+
+
+def of(name: str) -> Any:
+    """Return the samples of one metric that are not 0, by their labels' values."""
+    families = parse(page("")[1].decode())
+    return {
+        tuple(
+            value for key, value in sorted(sample.labels.items()) if key != "worker"
+        ): sample.value
+        for sample in (sample for family in families for sample in family.samples)
+        if sample.name == name and sample.value
+    }
+
+
+def test_an_extender_counts_its_extensions(alone: StandaloneStats) -> None:
+    """By the broker's answer, each with the time that it took."""
+    message, heartbeat = Receipt(), Heartbeat()
+    for message.failure in (None, ReceiptHandleExpiredError("m1"), OSError("down"), None):
+        with LeaseExtender().attach(message, heartbeat):
+            heartbeat.beat()
+    assert of("celery_lease_extensions_total") == {
+        ("held", "", "(extender)"): 2,
+        ("lost", "", "(extender)"): 1,
+        ("unknown", "", "(extender)"): 1,
+    }
+    assert of("celery_lease_broker_round_trip_seconds_count") == {(): 4}
+    assert all(f"('worker', '{alone.worker}')" in sample for sample in scraped())
+
+
+def test_a_consumer_counts_what_becomes_of_its_leases(alone: StandaloneStats) -> None:
+    """Breaks when an extension by an extender counts twice, or a lost lease as completed."""
+    empty_memory()
+    clock, connection = FakeClock(), Connection("memory://")
+    channel, driver, messages = connection.channel(), MemoryDriver(clock), []
+    leases = LeaseConsumer(driver, 10.0, clock)
+    driver.lease_messages(channel, leases, clock)
+    Consumer(channel, [Queue("q")], on_message=messages.append).consume()
+    for body in "abc":
+        Producer(connection.channel()).publish(body, routing_key="q")
+        connection.drain_events(timeout=1)
+    done, lost, _ = messages
+    heartbeat = Heartbeat()
+    with LeaseExtender().attach(leases.lease_of(done), heartbeat):
+        heartbeat.beat()
+    done.ack()
+    late = leases.lease_of(lost)
+    clock.advance(11)
+    driver.reap(limit=1)
+    for _ in range(2):
+        with pytest.raises(ReceiptHandleExpiredError):
+            late.extend_visibility(10)
+    lost.ack()
+    assert of("celery_lease_granted_total") == {("q", "(consumer)"): 3}
+    assert of("celery_lease_ended_total") == {("completed", "q", "(consumer)"): 1}
+    assert of("celery_lease_lost_total") == {("q", "expired", "(consumer)"): 1}
+    assert of("celery_lease_held") == {("q", "running", "(consumer)"): 1}
+    assert of("celery_lease_extensions_total") == {
+        ("held", "q", "(consumer)"): 1,
+        ("lost", "q", "(consumer)"): 2,
+    }
+    assert alone.trips.counts[0] == 3
+    connection.release()
+
+
+def test_a_forked_child_counts_for_itself(alone: StandaloneStats) -> None:
+    """Breaks when a child shows its parent's numbers again, or waits for a lock held there."""
+    alone.count(Fact.GRANTED, alone.CONSUMER, "q")
+    reader, writer = os.pipe()
+    with alone._lock:
+        pid = os.fork()
+        if pid == 0:
+            standalone.count(Fact.GRANTED, alone.CONSUMER, "q")
+            os.write(writer, b"%d" % sum(standalone.counts.values()))
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(reader, 10) == b"1"
+    os.close(reader)
+    os.close(writer)
+
+
+def test_opentelemetry_sees_it_too(alone: StandaloneStats, reader: InMemoryMetricReader) -> None:
+    """Without a worker that starts, a program says so once."""
+    otel.begin()
+    with LeaseExtender().attach(Receipt(), heartbeat := Heartbeat()):
+        heartbeat.beat()
+    found = exported(reader)
+    (point,) = [
+        point
+        for point in found["celery.lease.extensions"].data.data_points
+        if point.attributes["worker"] == alone.worker and point.value
+    ]
+    assert (point.attributes["answer"], point.value) == ("held", 1)

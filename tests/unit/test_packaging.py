@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-import tomllib
 from importlib import metadata, resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 ROOT = Path(__file__).parents[2]
+#: What the drivers that not every environment can load need.
+EXTRAS = {"sqs": "boto3", "pgmq": "psycopg"}
 
 
 def files_below(directory: Traversable, prefix: str = "") -> set[str]:
@@ -38,18 +41,52 @@ def test_the_installed_package_has_every_file_of_the_source_tree() -> None:
     assert any(name.endswith(".lua") for name in installed)
 
 
-def test_the_installed_version_is_the_one_in_pyproject() -> None:
-    """An environment with an old installation is noticed."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert metadata.version("celery-lease") == project["version"]
+def test_the_version_is_that_of_the_distribution() -> None:
+    """It is written nowhere in the sources: it comes from the tag."""
+    assert celery_lease.__version__ == metadata.version("celery-lease")
+
+
+def changelog() -> list[str]:
+    """Return the titles of the changelog's versions, newest first."""
+    return re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:
+    """One section for what is not released, dated ones below it, and the six kinds of changes."""
+    unreleased, *released = changelog()
+    assert unreleased == "[Unreleased]"
+    dated = [re.fullmatch(r"\[(\d+\.\d+\.\d+)\] - \d{4}-\d\d-\d\d", title) for title in released]
+    assert all(dated)
+    text = (ROOT / "CHANGELOG.md").read_text()
+    kinds = re.findall(r"^### (.+)$", text, re.MULTILINE)
+    assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    for title in ["Unreleased", *(match[1] for match in dated if match)]:
+        assert re.search(rf"^\[{re.escape(title)}\]: https://", text, re.MULTILINE), title
+
+
+def test_all_but_the_redis_driver_works_without_the_client_of_redis() -> None:
+    """Which is an extra, as the clients of other brokers are."""
+    program = """
+import sys
+sys.modules["redis"] = None
+import celery_lease
+import celery_lease.cli, celery_lease.worker.steps, celery_lease.task.task
+import celery_lease.task.decorator
+from celery_lease import brokers
+from celery_lease.brokers.amqp.driver import AmqpDriver
+assert brokers.driver_class("amqp") is AmqpDriver
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_every_entry_point_loads() -> None:
     """Celery's command line and pytest find what the metadata promises them."""
     entry_points = metadata.distribution("celery-lease").entry_points
-    assert {point.group for point in entry_points} == {"celery.commands", "pytest11"}
+    groups = {"celery.commands", "pytest11", "celery_lease.brokers"}
+    assert {point.group for point in entry_points} == groups
     for point in entry_points:
-        assert point.load() is not None
+        if find_spec(EXTRAS.get(point.name, "celery_lease")) is not None:
+            assert point.load() is not None
 
 
 def test_all_public_names_exist_in_alphabetical_order() -> None:

@@ -5,25 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
-
-import pytest
 
 from celery_lease.worker.patience import FIRST, JITTER, LONGEST, SHORTEST, Patience
 from unit.fake_broker import POLICY, Bench
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 FAR = math.inf
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    """A worker's leases on a broker that can be silent."""
-    bench = Bench()
-    yield bench
-    bench.leases.close()
 
 
 def waits(count: int, *, chance: float = 0.0, lease: float = FAR, left: float = FAR) -> list[float]:

@@ -11,8 +11,8 @@ from psycopg import sql
 
 from celery_lease.brokers.pgmq import connections
 from celery_lease.brokers.pgmq.connections import CONNECTIONS, Connections, NoAnswer
-from celery_lease.brokers.pgmq.driver import Arrival, PgmqDriver
-from celery_lease.brokers.pgmq.fence import Delivery
+from celery_lease.brokers.pgmq.driver import PgmqDriver
+from celery_lease.brokers.pgmq.fence import Arrival, Delivery
 from celery_lease.core.delivery import Answer, Renewal, Terms
 from unit.fakes import FakeClock
 

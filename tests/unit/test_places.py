@@ -12,7 +12,7 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import WorkController
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
-from celery_lease.worker.compat import places
+from celery_lease.celery_patches import semaphore_recursion
 
 
 class Line:
@@ -44,8 +44,8 @@ class Line:
 def test_a_long_line_of_requests_that_are_not_let_in_comes_to_its_end() -> None:
     """And the process is free afterwards."""
     line = Line()
-    places.flatten(line.worker)
-    places.flatten(line.worker)
+    semaphore_recursion.flatten(line.worker)
+    semaphore_recursion.flatten(line.worker)
     assert line.run() == sys.getrecursionlimit()
     assert line.semaphore.value == 1
 
@@ -59,5 +59,5 @@ def test_celerys_own_line_needs_this() -> None:
 def test_a_pool_without_a_line_is_left_alone() -> None:
     """As those of threads."""
     worker = SimpleNamespace()
-    places.flatten(worker)
+    semaphore_recursion.flatten(worker)
     assert not vars(worker)

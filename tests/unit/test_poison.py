@@ -20,7 +20,7 @@ from celery_lease.worker import poison
 from celery_lease.worker.held import Handle
 from celery_lease.worker.request import LeasedRequest
 from unit.fake_broker import Bench as Worker
-from unit.leased_runs import make_app
+from unit.leased_runs import make_app, message_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ class Broker:
         self.answers = [Answer.HELD]
         worker.driver.bury = self.bury  # type: ignore[attr-defined]
 
-    def bury(self, tag: str, queue: str) -> Answer:
+    def bury(self, tag: str, queue: str, _about: Any) -> Answer:
         self.asked.append((tag, queue))
         return self.answers.pop(0)
 
@@ -60,24 +60,14 @@ class Bench:
         held = self.worker.receive(self.tag)
         held.lease.claim = replace(held.lease.claim, losses=losses)
         self.events: list[str] = []
+        message = message_of(task, f"id-{self.tag}")
         eventer = Mock(enabled=True, send=lambda event, **_: self.events.append(event))
         cls = create_request_cls(LeasedRequest, task, self.pool, "w@unit", eventer, app=app)
-        self.request: Any = cls(
-            self._message(), app=app, task=task, eventer=eventer, hostname="w@unit"
-        )
+        self.request: Any = cls(message, app=app, task=task, eventer=eventer, hostname="w@unit")
         self.request.lease = Handle(self.leases, self.tag)
         self.acked = self.request._on_ack = Mock()
         self.request._on_reject = Mock()
         state.task_reserved(self.request)
-
-    def _message(self) -> Any:
-        headers = {"id": f"id-{self.tag}", "task": self.task.name, "root_id": None}
-        message = Mock(
-            headers=headers, properties={}, delivery_info={}, content_type="application/json"
-        )
-        message.body, message.content_encoding = b'[[], {}, {"chord": null}]', "utf-8"
-        message.payload = ([], {}, {})
-        return message
 
     def start(self) -> None:
         self.request.execute_using_pool(self.pool)

@@ -3,30 +3,50 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import fields
 from datetime import timedelta
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, strategies as st
 
-from celery_lease.core.policy import (
-    ACCEPTED,
-    DEFAULTS,
-    Fault,
-    LeasePolicy,
-    Mode,
-    OnLost,
-    faults_of,
-    policy_from,
-    reaper_fault,
-    shown,
-    warnings_of,
-)
+from celery_lease.core.faults import Fault, shown
+from celery_lease.core.policy import LeasePolicy, Mode, OnLost, warnings_of
+from celery_lease.settings import SETTINGS, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULTS = {field.name: field.default for field in fields(LeasePolicy)}
+
+
+def settings_of(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the values of a policy's fields by their settings."""
+    return {f"lease_{name}": value for name, value in values.items()}
+
+
+def faults_of(values: Mapping[str, object]) -> list[Fault]:
+    """Return the faults of the values of a policy's fields."""
+    return resolve.faults_of(settings_of(values))
+
+
+def policy_from(values: Mapping[str, object]) -> LeasePolicy:
+    """Return the policy of values without faults."""
+    policy: LeasePolicy = resolve.values_of(settings_of(values))["policy"]
+    return policy
+
+
+def reaper_fault(interval: object, extension: object) -> Fault | None:
+    """Return the fault of an interval between sweeps that is too long for an extension."""
+    values = {"reaper_interval": interval, "extension": extension}
+    faults = [each for each in faults_of(values) if "less than lease_extension" in each.rule]
+    return faults[0] if faults else None
 
 
 def test_every_field_says_what_it_takes() -> None:
     """A field without accepted values would go into a policy unchecked."""
-    assert set(ACCEPTED) == set(DEFAULTS)
+    assert set(DEFAULTS) < {setting.field for setting in SETTINGS}
 
 
 def test_the_defaults_break_no_rule() -> None:
@@ -222,7 +242,7 @@ class Unprintable:
     [Unprintable(), 10**5000, -(10**5000), "x" * 10**5, "a\nb", [1] * 1000, {"a": object()}],
     ids=["unprintable", "huge", "-huge", "long", "two lines", "list", "dict"],
 )
-@pytest.mark.parametrize("name", sorted(ACCEPTED))
+@pytest.mark.parametrize("name", sorted(DEFAULTS))
 def test_a_fault_of_any_value_prints_in_one_line_and_pickles(name: str, value: object) -> None:
     """A strange value must not turn its own error message into another error."""
     (fault,) = faults_of({name: value})

@@ -15,13 +15,14 @@ from click.testing import CliRunner
 
 from celery_lease import probe
 from celery_lease.cli.health import health
-from celery_lease.worker.health import Health, HealthServer
+from celery_lease.health_server import HealthServer
+from celery_lease.worker.health import WorkerHealth
 from harness.waiting import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GOOD = Health(
+GOOD = WorkerHealth(
     live=True, ready=True, loop_age=0.5, keeper_age=0.1, leases=3, stuck=0, stopping=False
 )
 

@@ -9,8 +9,7 @@ import pytest
 from celery import states
 
 from celery_lease import LeasedTask, ToolContext
-from celery_lease.core import publishing
-from celery_lease.core.board import CLOSED, PUBLISHING, Board, Outcome
+from celery_lease.board import CLOSED, PUBLISHING, Board, Outcome, publishing
 from celery_lease.worker.progress import Publisher
 from unit.fake_broker import Bench
 from unit.fakes import PATIENCE
@@ -19,7 +18,7 @@ from unit.leased_runs import Delivery, make_app
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_lease.core.board import Slot
+    from celery_lease.board import Slot
     from celery_lease.worker.leases import Held
 
 INTERVAL = 2.0
@@ -35,7 +34,7 @@ class Publishing(Bench):
         self.publisher = Publisher(self.leases, INTERVAL, self._store)
         self.leases.publishes, self.leases.on_end = True, self.publisher.close
 
-    def _store(self, _name: str, task_id: str, told: dict[str, Any]) -> None:
+    def _store(self, _name: str, task_id: str, told: dict[str, Any], _request: Any) -> None:
         self.meanwhile()
         self.stored.append((task_id, told))
 

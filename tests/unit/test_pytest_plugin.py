@@ -22,7 +22,7 @@ from celery_lease import (
     leased_task,
 )
 from celery_lease.core import clock as host
-from celery_lease.current import private_context
+from celery_lease.task.current import private_context
 from celery_lease.testing import Beat, WorkerProcess
 from celery_lease.testing.worker import name_of
 from unit.leased_runs import make_app
@@ -213,7 +213,7 @@ def test_contexts_ask_the_host_again_after_the_test(pytester: pytest.Pytester) -
     pytester.makepyfile("def test(lease_clock): lease_clock.advance(1000)")
     pytester.runpytest_inprocess().assert_outcomes(passed=1)
     assert private_context().elapsed < 30
-    from celery_lease import context
+    from celery_lease.task import context
 
     assert vars(context)["host_seconds"] is host.host_seconds
 

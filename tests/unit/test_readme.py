@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import celery_lease
+from celery_lease import settings
+from celery_lease.settings import SETTINGS
 
 README = Path(__file__).parents[2] / "README.md"
 TEXT = README.read_text()
@@ -33,3 +35,20 @@ def test_pictures_and_pages_that_it_links_exist() -> None:
     """No dead link within the repository."""
     links = re.findall(r"\]\((?!https?:)([^)#]+)", TEXT)
     assert [link for link in links if not (README.parent / link).exists()] == []
+
+
+def test_it_names_the_settings_that_a_call_takes_and_those_that_follow() -> None:
+    """As the table of settings has them; "most" of them are options of a task."""
+    section = " ".join(TEXT.split("### Settings\n")[1].split("\n#")[0].split())
+    called = re.findall(r"`(lease_\w+)`", section.split("these: ")[1].split(". ")[0])
+    assert set(called) == {each.name for each in SETTINGS if each.call}
+    assert sum(each.task for each in SETTINGS) > len(SETTINGS) / 2
+    following = re.findall(r"`lease_(\w+)`", section.split("(300). ")[1].split(" follow ")[0])
+    short, usual = settings.load({"lease_extension": 6}), settings.load({})
+    moved = {each for each in usual.policy.__slots__ if _of(short, each) != _of(usual, each)}
+    moved |= {"reaper_interval"} if short.reaper_interval != usual.reaper_interval else set()
+    assert set(following) == moved - {"extension"}
+
+
+def _of(loaded: settings.Settings, name: str) -> object:
+    return getattr(loaded.policy, name)

@@ -10,6 +10,7 @@ from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import celery
 import pytest
 from billiard import pool as billiard_pool
 from celery.concurrency.asynpool import AsynPool, ResultHandler
@@ -19,7 +20,13 @@ from celery.worker.consumer import Consumer
 from kombu.asynchronous import Hub, set_event_loop
 from kombu.transport import redis as kombu_redis
 
-from celery_lease.worker.compat import reconnects
+from celery_lease.celery_patches import (
+    forgotten_jobs,
+    partial_messages,
+    passing_refusals,
+    unheard_starts,
+    unwatched_processes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +36,7 @@ pytestmark = pytest.mark.compat
 
 @pytest.fixture(autouse=True)
 def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconnects, "REFUSED", 0.0)
+    monkeypatch.setattr(passing_refusals, "REFUSED", 0.0)
 
 
 def failing(restarts: int = 0, task_consumer: object = None) -> Any:
@@ -49,7 +56,7 @@ def test_what_passes_is_a_lost_connection_for_the_consumer(
 ) -> None:
     """Celery's consumer calls ``start`` of its blueprint, and connects anew after such an error."""
     consumer = failing()
-    reconnects.reconnect_after(consumer, lambda _: passes)
+    passing_refusals.reconnect_after(consumer, lambda _: passes)
     with pytest.raises(error, match="refused"):
         consumer.blueprint.start(consumer)
     assert issubclass(ConnectionError, kombu_redis.Transport.connection_errors)
@@ -63,7 +70,7 @@ def test_a_refusal_is_one_of_the_start_until_there_was_a_consumer(
 ) -> None:
     """Celery then asks ``broker_connection_retry_on_startup`` rather than the other setting."""
     consumer = failing(restarts, task_consumer)
-    reconnects.reconnect_after(consumer, lambda _: True)
+    passing_refusals.reconnect_after(consumer, lambda _: True)
     with pytest.raises(ConnectionError):
         consumer.blueprint.start(consumer)
     assert consumer.first_connection_attempt is at_start
@@ -95,7 +102,7 @@ def test_at_the_start_celery_does_as_it_does_without_a_broker(retry: bool) -> No
         _restart_state=SimpleNamespace(step=lambda: None),
         on_close=lambda: None,
     )
-    reconnects.reconnect_after(consumer, lambda _: True)
+    passing_refusals.reconnect_after(consumer, lambda _: True)
     if retry:
         consumer.start()
         assert starts == [0, 1]
@@ -134,7 +141,9 @@ class Processes:
         pool._pool, pool.flush = self.inner, self.inner.flush
         self.ended: list[object] = []
         self.pool = pool
-        reconnects.keep_running_jobs(SimpleNamespace(pool=pool))  # type: ignore[arg-type]
+        forgotten_jobs.keep_running_jobs(SimpleNamespace(pool=pool))
+        unheard_starts.keep_sent_jobs(SimpleNamespace(pool=pool))
+        unwatched_processes.watch_again(SimpleNamespace(pool=pool))
 
     def job(self, *, accepted: bool, inbox: int = 0, alive: bool = True) -> Any:
         job = billiard_pool.ApplyResult(self.inner._cache, self.ended.append)
@@ -177,6 +186,44 @@ def test_a_job_that_ends_while_its_pool_forgets_is_not_remembered() -> None:
     assert processes.inner._cache == {}
 
 
+def test_a_closing_pool_remembers_what_a_process_has_got() -> None:
+    """It may run by now, although its process's word for that was not read yet."""
+    processes = Processes()
+    sent = processes.job(accepted=False)
+    processes.inner._state = billiard_pool.CLOSE
+    processes.pool.flush()
+    assert sent._job in processes.inner._cache
+    sent._ack(None, 0.0, 1, None)
+    sent._set(None, (True, "result"))
+    assert processes.ended == ["result"]
+    assert processes.inner._cache == {}
+
+
+def test_a_closing_pool_sends_the_rest_of_what_it_has_begun_to_send() -> None:
+    """A process would wait for it for ever, and the worker for the process."""
+
+    def write() -> Iterator[None]:
+        yield
+        sent.append("rest")
+
+    sent: list[str] = []
+    processes, writing = Processes(), write()
+    job, (outbox, inbox) = processes.job(accepted=False), os.pipe()
+    next(writing)
+    job._writer = lambda: writing
+    job._write_to.inq = SimpleNamespace(_writer=inbox)
+    job._write_to.sentinel = outbox
+    processes.inner._active_writers.add(writing)
+    processes.inner._state = billiard_pool.CLOSE
+    try:
+        processes.pool.flush()
+    finally:
+        os.close(outbox)
+        os.close(inbox)
+    assert sent == ["rest"]
+    assert not processes.inner._active_writers
+
+
 def test_a_process_that_celery_forgot_to_watch_ends_no_worker() -> None:
     """It is watched again from the next connection on, where stock Celery fails by it."""
     hub, processes = Hub(), Processes()
@@ -205,12 +252,18 @@ def test_a_pool_that_was_stopped_has_nothing_to_forget() -> None:
     assert processes.inner._cache == {}
 
 
+def test_celery_remembers_what_runs_from_5_7_on() -> None:
+    """There nothing is repaired any more, and the tests above hold for Celery alone."""
+    assert forgotten_jobs.is_needed() == (celery.VERSION < (5, 7))
+
+
 def test_other_pools_are_left_as_they_are() -> None:
     """They have no memory of their own."""
     for name in ("solo", "thread", "gevent"):
         pool: Any = type("TaskPool", (), {"__module__": f"celery.concurrency.{name}"})()
         pool.flush = flush = object()
-        reconnects.keep_running_jobs(SimpleNamespace(pool=pool))  # type: ignore[arg-type]
+        forgotten_jobs.keep_running_jobs(SimpleNamespace(pool=pool))
+        unwatched_processes.watch_again(SimpleNamespace(pool=pool))
         assert pool.flush is flush
 
 
@@ -228,7 +281,7 @@ class Reading:
         handler.register_with_event_loop(self.hub)
         self.hub.add_reader(self.ours, handler.handle_event, self.ours)
         consumer: Any = SimpleNamespace(hub=self.hub)
-        reconnects.read_to_the_end(consumer)
+        partial_messages.read_to_the_end(consumer)
 
     def hear(self, message: object) -> None:
         self.heard.append(message)
@@ -272,7 +325,7 @@ def test_a_message_that_does_not_come_is_given_up(
     reading: Reading, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its process is stopped or was killed: nobody waits for it for long."""
-    monkeypatch.setattr(reconnects, "PATIENCE", 0.0)
+    monkeypatch.setattr(partial_messages, "PATIENCE", 0.0)
     reading.send("half")
     with caplog.at_level(logging.WARNING):
         reading.hub.reset()
@@ -282,4 +335,4 @@ def test_a_message_that_does_not_come_is_given_up(
 
 def test_a_worker_without_an_event_loop_has_none_to_reset() -> None:
     """As under gevent."""
-    reconnects.read_to_the_end(SimpleNamespace(hub=None))  # type: ignore[arg-type]
+    partial_messages.read_to_the_end(SimpleNamespace(hub=None))

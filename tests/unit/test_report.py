@@ -8,30 +8,20 @@ import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-import pytest
-
-from celery_lease.core import board as beatboard
-from celery_lease.core.board import Board
+from celery_lease import board as beatboard
+from celery_lease.board import Board
 from celery_lease.worker import control
 from celery_lease.worker.report import describe
-from unit.fake_broker import Bench
 from unit.fakes import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import pytest
 
-    from celery_lease.core.board import Slot
+    from celery_lease.board import Slot
     from celery_lease.worker.leases import Held
+    from unit.fake_broker import Bench
 
 NEW_YEAR = 1893456000.0  # 2030, when the clock of a test begins
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    """Return a worker whose tasks have leases of 10 s."""
-    bench = Bench()
-    yield bench
-    bench.leases.close()
 
 
 def slot_of(held: Held) -> Slot:
@@ -137,7 +127,8 @@ def test_the_command_takes_one_id_or_many(bench: Bench) -> None:
     """And a worker without leases holds none."""
     bench.receive("a")
     bench.receive("b")
-    state = SimpleNamespace(consumer=SimpleNamespace(leases=bench.leases))
+    runtime = SimpleNamespace(leases=bench.leases)
+    state = SimpleNamespace(consumer=SimpleNamespace(lease_runtime=runtime))
     assert len(control.leases(state)) == len(control.leases(state, task_id=[])) == 2
     assert [row["tag"] for row in control.leases(state, task_id="id-b")] == ["b"]
     assert control.leases(SimpleNamespace(consumer=SimpleNamespace())) == []

@@ -21,11 +21,16 @@ from celery.worker import state
 from celery.worker.request import create_request_cls
 
 from celery_lease import LeasedTask
-from celery_lease.core.board import BoardFull
-from celery_lease.outcome import Discarded, HandedOver
+from celery_lease.board import BoardFull, Outcome
+from celery_lease.board.spans import Span
+from celery_lease.core.loss import LossReason
+from celery_lease.core.ticket import Ticket
+from celery_lease.task.outcome import Discarded, HandedOver, NotStored, OutOfReach
 from celery_lease.worker.held import Ending, Handle
+from celery_lease.worker.intake import Intake
 from celery_lease.worker.request import LeasedRequest
-from unit.leased_runs import make_app
+from unit.fake_broker import Bench as LeaseBench
+from unit.leased_runs import make_app, message_of
 
 if TYPE_CHECKING:
     from celery import Celery, Task
@@ -38,11 +43,13 @@ class Leases:
     """A worker's leases as far as a request asks, for one lease."""
 
     worker_id = "w1@host:1:abc"
+    publishes = False
 
     def __init__(self) -> None:
         self.end = HELD
         self.lost = False
-        self.ticket: Any = {"tag": "tag"}
+        self.intake = Intake()
+        self.ticket: Any = Ticket(tag="tag")
         self.ended: list[str] = []
         self.hurries = 0
 
@@ -51,7 +58,11 @@ class Leases:
             raise self.ticket
         return self.ticket
 
-    def end_soon(self, tag: str) -> None:
+    def is_storing(self, _tag: str) -> bool:
+        return False
+
+    def end_soon(self, tag: str, *, storing: bool) -> None:
+        assert not storing
         self.ended.append(tag)
 
     def hurry(self) -> None:
@@ -83,11 +94,15 @@ class Leases:
         ending: Ending = Ending.HANDED_OVER,
         **_: Any,
     ) -> None:
-        assert ending is (Ending.HANDED_OVER if orderly else Ending.LOST)
+        assert ending in ({Ending.HANDED_OVER} if orderly else {Ending.LOST, Ending.PROCESS_DIED})
+        self.ending = ending
         self._end(RELEASED if orderly else LOST)
 
-    def discard(self, _tag: str) -> None:
+    def not_stored(self, _tag: str) -> None:
         self._end(LOST)
+
+    def discard(self, _tag: str) -> None:
+        self._end(LOST if self.intake.is_open else RELEASED)
 
     def _end(self, end: str) -> None:
         if self.end == HELD:
@@ -105,22 +120,19 @@ class Bench:
         self.leases = Leases()
         self.pool = Mock()
         self.events: list[str] = []
-        eventer = Mock(enabled=True, send=lambda event, **_: self.events.append(event))
+        self.fields: list[dict[str, Any]] = []
+        message = message_of(task, uuid.uuid4().hex)
+        eventer = Mock(enabled=True, send=self._event)
         cls = create_request_cls(LeasedRequest, task, self.pool, "w@unit", eventer, app=app)
-        self.request = cls(self._message(), app=app, task=task, eventer=eventer, hostname="w@unit")
+        self.request = cls(message, app=app, task=task, eventer=eventer, hostname="w@unit")
         self.request.lease = Handle(self.leases, "tag")  # type: ignore[arg-type]
         self.acked, self.rejected = Mock(), Mock()
         self.request._on_ack, self.request._on_reject = self.acked, self.rejected
         state.task_reserved(self.request)
 
-    def _message(self) -> Any:
-        headers = {"id": uuid.uuid4().hex, "task": self.task.name, "root_id": None}
-        message = Mock(
-            headers=headers, properties={}, delivery_info={}, content_type="application/json"
-        )
-        message.body, message.content_encoding = b'[[], {}, {"chord": null}]', "utf-8"
-        message.payload = ([], {}, {})
-        return message
+    def _event(self, event: str, **fields: Any) -> None:
+        self.events.append(event)
+        self.fields.append(fields)
 
     @property
     def state(self) -> str:
@@ -152,13 +164,33 @@ def app() -> Celery:
     return make_app()
 
 
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_failure_in_the_workers_own_process_is_told_bare(
+    app: Celery, stored: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No ``ExceptionWithTraceback`` in the event, and one traceback in the log.
+
+    Failed with: ExceptionWithTraceback() in the event, and two tracebacks.
+    """
+    bench = Bench(app)
+    bench.failed(ValueError("no film"), stored=stored)
+    (failed,) = (
+        fields
+        for event, fields in zip(bench.events, bench.fields, strict=True)
+        if event == "task-failed"
+    )
+    assert failed["exception"] == "ValueError('no film')"
+    assert "ExceptionWithTraceback" not in caplog.text
+    assert caplog.text.count("Traceback (most recent call last)") == (0 if stored else 1)
+
+
 def test_the_ticket_goes_with_the_request_to_the_pool(app: Celery) -> None:
     """What the task process needs is in the request's delivery info."""
     bench = Bench(app)
     bench.request.execute_using_pool(bench.pool)
     (_, _, sent, *_) = bench.pool.apply_async.call_args.kwargs["args"]
-    assert sent["delivery_info"]["lease"] == {"tag": "tag"}
-    assert bench.request.info()["delivery_info"]["lease"] == {"tag": "tag"}
+    assert sent["delivery_info"]["lease"] == Ticket(tag="tag").to_dict()
+    assert bench.request.info()["delivery_info"]["lease"] == Ticket(tag="tag").to_dict()
 
 
 @pytest.mark.parametrize(("ticket", "end"), [(None, LOST), (BoardFull(), RELEASED)])
@@ -259,6 +291,23 @@ def test_a_discarded_outcome_ends_the_request_quietly(app: Celery) -> None:
     assert not bench.is_open()
 
 
+def test_a_process_that_cannot_reach_the_worker_is_no_loss_of_its_task(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The installation is at fault: the message goes back, and the worker stops with an error."""
+    stopped = Mock()
+    monkeypatch.setattr("celery_lease.worker.poison.compat.stop_worker", stopped)
+    bench = Bench(app)
+    for _ in range(2):
+        bench.failed(OutOfReach("[Errno 13] Permission denied: '/tmp/x'"), stored=True)
+    assert (bench.state, bench.events) == ("PENDING", [])
+    assert bench.leases.end == RELEASED
+    assert not bench.is_open()
+    stopped.assert_called_once_with()
+    (line,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert "Permission denied: '/tmp/x'" in line.getMessage()
+
+
 def test_an_outcome_stored_in_time_counts_though_the_lease_ended_since(app: Celery) -> None:
     """The task process made sure of its lease; telling the main process took a while."""
     bench = Bench(app)
@@ -315,3 +364,118 @@ def test_a_lost_connection_cancels_no_leased_task(app: Celery) -> None:
     bench.request.cancel(pool)
     assert not pool.terminate_job.called
     assert (bench.leases.ended, bench.leases.hurries) == ([], 0)
+
+
+def away(*_: Any, **__: Any) -> None:
+    """Fail as a result backend does whose server is away."""
+    raise OSError("away")
+
+
+@pytest.mark.parametrize("exc", [TimeLimitExceeded(1), RuntimeError("of the pool")])
+def test_what_the_main_process_cannot_store_is_not_acknowledged(
+    app: Celery, exc: Exception
+) -> None:
+    """I5: Celery acknowledges first; the message goes back, as a loss."""
+    bench = Bench(app)
+    bench.task.backend.store_result = away
+    with pytest.raises(OSError, match="away"):
+        bench.failed(exc)
+    assert bench.leases.end == LOST
+    assert not bench.is_open()
+
+
+def test_a_revoked_task_that_cannot_be_stored_is_not_acknowledged(app: Celery) -> None:
+    """Who waits for its result would wait for ever."""
+    bench = Bench(app)
+    bench.task.backend.store_result = away
+    state.revoked.add(bench.request.id)
+    with pytest.raises(OSError, match="away"):
+        bench.request.revoked()
+    assert bench.leases.end == LOST
+
+
+def test_what_the_main_process_stores_is_acknowledged_afterwards(app: Celery) -> None:
+    """A hard time limit is a failure as before, in another order."""
+    bench = Bench(app)
+    seen: list[str] = []
+    store = bench.task.backend.store_result
+
+    def note(*args: Any, **options: Any) -> Any:
+        seen.append(bench.leases.end)
+        return store(*args, **options)
+
+    bench.task.backend.store_result = note
+    bench.failed(TimeLimitExceeded(1))
+    assert (seen, bench.leases.end, bench.state) == ([HELD], COMPLETED, "FAILURE")
+
+
+def test_a_result_that_its_process_could_not_store_goes_back(app: Celery) -> None:
+    """As a loss; Celery tells and stores nothing."""
+    bench = Bench(app, send_events=True)
+    bench.failed(NotStored("in time"), stored=True)
+    assert (bench.leases.end, bench.state, bench.events) == (LOST, "PENDING", [])
+    assert not bench.is_open()
+
+
+@pytest.mark.parametrize("exc", [WorkerLostError("killed"), TimeLimitExceeded(1), Reject("x")])
+def test_what_ends_a_hook_changes_nothing(app: Celery, exc: Exception) -> None:
+    """The outcome was stored before: the message is settled by that, whoever hears of it first."""
+    worker = LeaseBench()
+    held = worker.run("tag")
+    bench = Bench(app, send_events=True)
+    bench.request.lease = Handle(worker.leases, "tag", 1, held)
+    worker.board.tell_outcome(held.slot, Outcome.DONE)
+    bench.failed(exc)
+    bench.request.on_timeout(soft=False, timeout=1)
+    assert worker.driver.sent("complete") == ["tag"]
+    assert worker.driver.sent("hand_back") == []
+    assert (bench.events, bench.state) == ([], "PENDING")
+    assert not bench.is_open()
+    worker.leases.close()
+
+
+def test_a_cold_shutdown_leaves_what_is_over_to_the_keeper(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is told the broker inside of a signal handler, and nothing cancelled."""
+    monkeypatch.setattr(log, "_in_sighandler", True)
+    worker = LeaseBench()
+    held = worker.run("tag")
+    bench = Bench(app)
+    bench.request.lease = Handle(worker.leases, "tag", 1, held)
+    worker.board.tell_outcome(held.slot, Outcome.DONE)
+    bench.request.cancel(bench.pool)
+    assert worker.driver.calls == []
+    assert worker.leases.knows("tag")
+    worker.leases.close()
+
+
+def test_a_cold_shutdown_counts_what_is_not_stored_as_a_loss() -> None:
+    """The work was done."""
+    worker = LeaseBench()
+    held = worker.run("tag")
+    worker.enter(held, Span.RETRYING)
+    worker.leases.end_soon("tag", storing=worker.leases.is_storing("tag"))
+    worker.leases.settling.again()
+    (call,) = [each for each in worker.driver.calls if each.name == "hand_back"]
+    assert (call.what, call.options["orderly"]) == (["tag"], False)
+    assert held.lease.lost is LossReason.RESULT_NOT_STORED
+    worker.leases.close()
+
+
+def test_a_task_that_a_cold_shutdown_ends_in_its_body_has_lost_no_result(app: Celery) -> None:
+    """Breaks when its process, on its way out of the body, is taken for one that stores."""
+    worker, pool = LeaseBench(), _pool("prefork")
+    held = worker.run("tag")
+    bench = Bench(app)
+    bench.request.on_accepted(4711, 1.0)
+    bench.request.lease = Handle(worker.leases, "tag", 1, held)
+    pool.terminate_job.side_effect = lambda *_: worker.enter(held, Span.STORING)
+    with log.in_sighandler():
+        bench.request.cancel(pool)
+    assert pool.terminate_job.called
+    worker.leases.settling.again()
+    (call,) = [each for each in worker.driver.calls if each.name == "hand_back"]
+    assert (call.what, call.options["orderly"]) == (["tag"], True)
+    assert held.lease.lost is None
+    worker.leases.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -10,14 +11,15 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
 from celery_lease.core.errors import LeaseError
-from celery_lease.core.policy import DEFAULTS, LeasePolicy, Mode, OnLost
+from celery_lease.core.policy import LeasePolicy, Mode, OnLost
 from celery_lease.settings import (
     SETTINGS,
     LeaseConfigError,
+    Selection,
     Settings,
     load,
-    reference,
 )
+from unit.settings_reference import reference
 from unit.wrong_settings import WRONG
 
 
@@ -68,6 +70,7 @@ def test_every_setting_can_be_set() -> None:
             lease_reaper_interval=5,
             lease_max_deliveries=3,
             lease_dead_letter_queue="graveyard",
+            lease_tasks=["reports.*", "!reports.tiny"],
             lease_publish_progress=3,
             lease_health_host="0.0.0.0",  # noqa: S104
             lease_health_port=8080,
@@ -86,11 +89,12 @@ def test_every_setting_can_be_set() -> None:
         hold_reserved=False,
         max_deliveries=3,
     )
-    assert set(settings.explicit) == {setting.name for setting in SETTINGS}
+    assert set(settings.explicit) == {setting.name for setting in SETTINGS if setting.app}
     assert not settings.enabled
     assert settings.reaper_interval == 5.0
     assert settings.dead_letter_queue == "graveyard"
     assert settings.publish_progress == 3.0
+    assert settings.tasks == Selection(("reports.*",), ("reports.tiny",))
     assert (settings.health_host, settings.health_port) == ("0.0.0.0", 8080)  # noqa: S104
 
 
@@ -228,8 +232,8 @@ def test_the_table_covers_the_policy_and_every_setting_accepts_its_own_default()
     """Defaults are valid, and no field of a policy is out of reach."""
     names = [setting.name for setting in SETTINGS]
 
-    assert len(set(names)) == len(names) == 16
-    assert {f"lease_{field}" for field in DEFAULTS} <= set(names)
+    assert len(set(names)) == len(names) == 20
+    assert {f"lease_{field.name}" for field in fields(LeasePolicy)} <= set(names)
     assert [s.name for s in SETTINGS if not s.accepted.admits(s.default)] == []
 
 
@@ -241,7 +245,20 @@ def test_the_calls_keywords_are_the_documented_ones() -> None:
         "lease_interval",
         "lease_mode",
         "lease_max_duration",
+        "lease_key",
+        "lease_key_limit",
+        "lease_on_busy",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("lease_key", "x"), ("lease_key_limit", 2), ("lease_on_busy", "drop")]
+)
+def test_an_exclusive_key_is_no_setting_of_the_app(name: str, value: object) -> None:
+    """One key for all tasks cannot be meant."""
+    line = str(error_of(**{name: value}))
+
+    assert f"{name} = {value!r}: is an option of a task or a call, not of the app" in line
 
 
 def test_the_reference_has_a_row_for_every_setting() -> None:

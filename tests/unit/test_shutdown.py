@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_lease.core import board as beatboard
-from celery_lease.core.board import Outcome
+from celery_lease import board as beatboard
+from celery_lease.board import Outcome
 from celery_lease.core.delivery import Answer
-from celery_lease.worker.compat.pools import Ender
+from celery_lease.core.loss import FLAG_SHUTDOWN, LossReason
+from celery_lease.core.stats import Fact
 from celery_lease.worker.held import Ending
-from celery_lease.worker.shutdown import LOOK_INTERVAL, SILENCE, TOLD, Shutdown
+from celery_lease.worker.shutdown import FOR_KEYS, LOOK_INTERVAL, SILENCE, TOLD, Shutdown
 from unit.fake_broker import POLICY, Bench
 
 if TYPE_CHECKING:
@@ -29,8 +32,16 @@ INTERRUPTIBLE = replace(POLICY, interruptible=True)
 PATIENT = replace(POLICY, shutdown_timeout=30.0)
 
 
+#: What the line at the end counts, each run once.
+SUMMED_UP = [
+    each
+    for each in Ending
+    if each not in {Ending.PROCESS_DIED, Ending.STALLED, *FOR_KEYS} or each is Ending.PARKED
+]
+
+
 class Pool:
-    """An :class:`Ender` that notes what it is asked, and can end tasks or not."""
+    """A pool that notes what it is asked, and can end tasks or not."""
 
     def __init__(self, *, kills: bool) -> None:
         self.kills = kills
@@ -39,8 +50,10 @@ class Pool:
         self.failures = 0
         self.hangs = False
 
-    def ender(self) -> Ender:
-        return Ender(self._end, self._leave, lambda: self.hangs, self._fail)
+    def adapter(self) -> Any:
+        return SimpleNamespace(
+            end=self._end, leave=self._leave, hangs=lambda: self.hangs, failed=self._fail
+        )
 
     def _end(self, held: Held, release: Callable[[], None]) -> bool:
         self.ended.append(held.lease.claim.tag)
@@ -60,7 +73,7 @@ class Stopping(Bench):
     def __init__(self, *, kills: bool = True) -> None:
         super().__init__(POLICY)
         self.pool = Pool(kills=kills)
-        self.shutdown = Shutdown(self.leases, self.pool.ender())
+        self.shutdown = Shutdown(self.leases, self.pool.adapter())
 
     def stop(self) -> None:
         """Ask the worker to stop, and let the keeper look once."""
@@ -91,8 +104,7 @@ def test_asking_does_nothing_but_set_flags(bench: Stopping) -> None:
     held = bench.run()
     bench.receive("b")
     bench.shutdown.ask()
-    assert bench.shutdown.asked
-    assert bench.leases.door_closed  # a solo worker may take a message before that pass
+    assert not bench.leases.intake.is_open  # a solo worker may take a message before that pass
     assert bench.driver.calls == []
     assert bench.told(held) == 0
 
@@ -112,7 +124,7 @@ def test_asking_in_a_signal_handler_waits_for_no_lock(bench: Stopping) -> None:
     try:
         assert locked.wait(20)
         signal.raise_signal(signal.SIGUSR1)
-        assert bench.shutdown.asked
+        assert bench.leases.intake.stopping
         assert not release.is_set()
     finally:
         signal.signal(signal.SIGUSR1, former)
@@ -156,7 +168,7 @@ def test_only_interruptible_tasks_are_told_at_once(bench: Stopping) -> None:
     """The others have their time; all of them can read that the worker stops."""
     told, left = bench.run("told", policy=INTERRUPTIBLE), bench.run("left")
     bench.stop()
-    assert bench.told(told) == beatboard.FLAG_SHUTDOWN
+    assert bench.told(told) == FLAG_SHUTDOWN
     assert bench.told(left) == 0
     assert bench.gate(told) == 0.0
     assert bench.gate(left) > bench.clock.now()
@@ -177,7 +189,7 @@ def test_an_interruptible_task_that_starts_as_the_door_closes_is_told_too(bench:
 
     bench.leases.settle_outcomes = meanwhile  # type: ignore[method-assign]
     bench.stop()
-    assert bench.told(held) == beatboard.FLAG_SHUTDOWN
+    assert bench.told(held) == FLAG_SHUTDOWN
 
 
 def test_a_task_out_of_time_is_told_then_ended_and_its_message_released(bench: Stopping) -> None:
@@ -187,7 +199,7 @@ def test_a_task_out_of_time_is_told_then_ended_and_its_message_released(bench: S
     bench.look(9.9)
     assert bench.told(held) == 0
     bench.look(0.2)
-    assert bench.told(held) == beatboard.FLAG_SHUTDOWN
+    assert bench.told(held) == FLAG_SHUTDOWN
     bench.look(TOLD - 0.3)
     assert bench.pool.ended == []
     bench.look(0.3)
@@ -218,7 +230,7 @@ def test_a_cold_shutdown_leaves_no_task_any_time(bench: Stopping) -> None:
     assert bench.told(held) == 0
     bench.shutdown.hurry()
     bench.look()
-    assert bench.told(held) == beatboard.FLAG_SHUTDOWN
+    assert bench.told(held) == FLAG_SHUTDOWN
     bench.look(TOLD)
     assert bench.pool.ended == ["a"]
 
@@ -230,9 +242,9 @@ def test_a_soft_shutdown_leaves_a_task_its_own_time_or_less(bench: Stopping) -> 
     for seconds in (20.0, 15.0, 25.0):
         bench.shutdown.hurry(seconds)
     bench.look(10.0)
-    assert (bench.told(patient), bench.told(other)) == (0, beatboard.FLAG_SHUTDOWN)
+    assert (bench.told(patient), bench.told(other)) == (0, FLAG_SHUTDOWN)
     bench.look(5.0)
-    assert bench.told(patient) == beatboard.FLAG_SHUTDOWN
+    assert bench.told(patient) == FLAG_SHUTDOWN
 
 
 def test_a_told_task_that_hands_over_is_not_ended(bench: Stopping) -> None:
@@ -252,7 +264,7 @@ def test_a_told_task_that_hands_over_is_not_ended(bench: Stopping) -> None:
     [
         (Outcome.DONE, "complete", Ending.COMPLETED),
         (Outcome.HANDED_OVER, "hand_back", Ending.HANDED_OVER),
-        (Outcome.DISCARDED, "hand_back", Ending.HANDED_BACK),
+        (Outcome.DISCARDED, "hand_back", Ending.LOST),
     ],
 )
 def test_what_a_task_process_has_ended_is_settled_without_the_pool_s_word(
@@ -339,6 +351,7 @@ def test_one_line_says_what_became_of_the_leases(
         bench.receive(tag)
     with caplog.at_level(logging.INFO, "celery_lease.worker.shutdown"):
         bench.stop()
+        bench.leases.endings[Ending.PARKED] += 1
         bench.ends(bench.held("done"), Outcome.DONE)
         bench.ends(bench.held("over"), Outcome.HANDED_OVER)
         bench.look(10.0 + TOLD)
@@ -346,9 +359,71 @@ def test_one_line_says_what_became_of_the_leases(
         bench.look()
         bench.shutdown.report()
     lines = [each.getMessage() for each in caplog.records if "leases at" in each.getMessage()]
-    counts = {Ending.COMPLETED: 1, Ending.HANDED_BACK: 2, Ending.HANDED_OVER: 1, Ending.ENDED: 1}
-    said = ", ".join(f"{counts.get(each, 0)} {each}" for each in Ending)
+    counts = {
+        Ending.PARKED: 1,
+        Ending.COMPLETED: 1,
+        Ending.HANDED_BACK: 2,
+        Ending.HANDED_OVER: 1,
+        Ending.ENDED: 1,
+    }
+    said = ", ".join(f"{counts.get(each, 0)} {each}" for each in SUMMED_UP)
     assert lines == [f"leases at shutdown: {said}"]
+
+
+@pytest.mark.parametrize(
+    "settle",
+    [
+        lambda bench: bench.leases.complete("a"),
+        lambda bench: bench.leases.hand_back(["a"]),
+        lambda bench: bench.leases.end_soon("a", storing=False),
+        lambda bench: bench.look(10.0 + TOLD),
+        lambda bench: bench.leases.hand_back_unstarted(flushed=True),
+        lambda bench: bench.leases.discard("a"),
+        lambda bench: bench.leases.not_stored("a"),
+        lambda bench: bench.leases.hand_back(["a"], orderly=False, ending=Ending.PROCESS_DIED),
+        lambda bench: bench.leases.hand_back(["a"], orderly=False, ending=Ending.STALLED),
+        lambda bench: bench.look(),  # it runs on
+    ],
+    ids=["done", "over", "cold", "ended", "flushed", "void", "not-stored", "died", "stalled", "on"],
+)
+def test_a_lost_lease_is_summed_up_as_lost_whatever_ended_its_run(
+    bench: Stopping, caplog: pytest.LogCaptureFixture, settle: Callable[[Stopping], None]
+) -> None:
+    """The log has said that it was lost; the sum at the end does not say otherwise."""
+    bench.run(pid=None)
+    bench.stop()
+    bench.leases.lost(["a"])
+    with caplog.at_level(logging.INFO, "celery_lease.worker.shutdown"):
+        settle(bench)
+        bench.shutdown.report()
+    (line,) = [each.getMessage() for each in caplog.records if "leases at" in each.getMessage()]
+    assert ", 1 lost" in line
+    assert sum(map(int, re.findall(r"[:,] (\d+)", line))) == 1
+    facts = bench.leases.tally.counts
+    assert sum(count for (fact, *_), count in facts.items() if fact is Fact.LOST) == 1
+
+
+def test_a_run_that_learned_of_its_loss_from_the_broker_is_counted_as_lost(
+    bench: Stopping,
+) -> None:
+    """Its worker believes by then that the lease is held, for it has not asked."""
+    held = bench.run()
+    bench.ends(held, Outcome.DISCARDED)
+    bench.leases.discard("a")
+    assert held.lease.lost is LossReason.SUPERSEDED
+    assert bench.leases.endings == {Ending.LOST: 1}
+    assert [key.detail for key in bench.leases.tally.counts if key.fact is Fact.LOST] == ["taken"]
+
+
+def test_an_ended_run_whose_lease_was_lost_fails_the_worker_all_the_same(bench: Stopping) -> None:
+    """The exit code tells of the task that had to be ended, whatever became of its lease."""
+    bench.run()
+    bench.stop()
+    bench.leases.lost(["a"])
+    bench.look(10.0 + TOLD)
+    assert bench.leases.endings == {Ending.LOST: 1}
+    bench.shutdown.report()
+    assert bench.pool.failures > 0
 
 
 def test_a_worker_that_was_never_asked_reports_nothing(

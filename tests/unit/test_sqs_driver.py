@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -89,6 +90,36 @@ def test_only_what_is_said_of_the_message_is_a_loss(
     bench.receive("good")
     bench.api.fail["bad"] = {"Code": code, "Message": message}
     assert extend(bench, "bad", "good") == [answer, HELD]
+
+
+def test_a_thousand_extensions_are_under_way_together(bench: SqsBench) -> None:
+    """One hundred calls one after the other would take as long as a hundred round trips."""
+    handles = [f"h{number}" for number in range(1000)]
+    for handle in handles:
+        bench.receive(handle)
+    together = threading.Barrier(4, timeout=30)
+    bench.api.meanwhile = lambda: bench.api.calls[1:] and together.wait()
+    bench.api.fail["h777"] = {"Code": "ReceiptHandleIsInvalid"}
+    answers = extend(bench, *handles[:970])  # the first call alone, then 96 in fours
+    assert len(bench.api.calls) == 97
+    assert [handles[place] for place, answer in enumerate(answers) if answer is LOST] == ["h777"]
+    assert answers.count(HELD) == 969
+    assert not [each for each in threading.enumerate() if each.name.startswith("celery-lease-sqs")]
+
+
+def test_a_question_is_asked_where_no_thread_is_to_be_had(
+    bench: SqsBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the interpreter's end: by the one that asks."""
+    handles = [f"h{number}" for number in range(100)]
+    for handle in handles:
+        bench.receive(handle)
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert extend(bench, *handles) == [HELD] * 100
 
 
 @pytest.mark.parametrize("error", [throttled(), refused(), silent()])
@@ -251,6 +282,30 @@ def test_losses_are_those_that_were_seen_here(bench: SqsBench) -> None:
     bench.driver.hand_back(["c"], orderly=False)  # its task was ended after it expired
     assert losses(bench, "d", 8) == 2
     assert losses(bench, "e", 1) == 0, "another message"
+
+
+def test_a_message_that_is_back_before_its_loss_was_seen_counts_it(bench: SqsBench) -> None:
+    """A busy worker's lease expires, and SQS serves the message, before it reads of the death.
+
+    The task would kill one process more for each time that happens.
+    """
+    assert losses(bench, "a", 1) == 0
+    bench.clock.advance(601.0)
+    assert losses(bench, "b", 2) == 1
+    bench.driver.hand_back(["a"], orderly=False)  # only now the pool tells; counted before
+    assert losses(bench, "c", 3) == 2
+    bench.driver.hand_back(["b", "c"], orderly=False)
+    assert losses(bench, "d", 4) == 3
+
+
+def test_an_orderly_end_that_sqs_was_not_told_of_is_no_loss(bench: SqsBench) -> None:
+    """What was not answered before keeps SQS from hearing of it; the message expires meanwhile."""
+    assert losses(bench, "a", 1) == 0
+    bench.driver.ended(["a"])
+    bench.clock.advance(601.0)
+    assert losses(bench, "b", 2) == 0
+    bench.driver.hand_back(["a"], orderly=True)
+    assert losses(bench, "c", 3) == 1, "b is lost, a is not"
 
 
 def test_a_dead_letter_is_there_before_its_message_is_deleted(bench: SqsBench) -> None:

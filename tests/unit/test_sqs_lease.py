@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_lease.core import board as beatboard
+from celery_lease import board as beatboard
 from celery_lease.core.clock import SystemClock
-from celery_lease.core.lease import Lease, Lost, State
-from celery_lease.current import leased_context, prolong
+from celery_lease.core.lease import Lease, State
+from celery_lease.core.loss import FLAG_LIMIT, LossReason
+from celery_lease.core.ticket import Ticket
+from celery_lease.task.current import leased_context, prolong
 from unit.fake_broker import POLICY, Bench
 
 if TYPE_CHECKING:
@@ -57,8 +59,8 @@ def test_nothing_extends_a_lease_beyond_the_brokers_limit(bench: Bench) -> None:
     assert max(bench.driver.expiries.values()) <= 1025.0
     bench.beat(held)
     assert bench.passed(2.0).lost == 1
-    assert held.lease.lost is Lost.LIMIT
-    assert (bench.told(held) or 0) & beatboard.FLAG_LIMIT
+    assert held.lease.lost is LossReason.BROKER_LIMIT
+    assert (bench.told(held) or 0) & FLAG_LIMIT
 
 
 def test_a_dropped_message_is_left_to_the_brokers_own_dead_letter_queue(bench: Bench) -> None:
@@ -84,7 +86,7 @@ def test_a_run_that_ends_late_waits_for_its_extension(
     now = SystemClock().now()
     board, slot = bench.board, bench.board.lend()
     board.allow(slot, now + 30.0)
-    ticket = {"board": board.address, "slot": slot.index, "generation": slot.generation}
+    ticket = Ticket(board=board.address, slot=slot.index, generation=slot.generation)
     context = leased_context(ticket, "id")
 
     def keeper(_: object, _timeout: float | None = None) -> bool:

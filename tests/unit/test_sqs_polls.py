@@ -9,9 +9,11 @@ import pytest
 
 pytest.importorskip("boto3")
 
+import boto3
+from botocore.stub import Stubber
 from kombu.asynchronous.aws.sqs.connection import AsyncSQSConnection
 
-from celery_lease.brokers.sqs.polls import NOT_SERVED, Poll, guard
+from celery_lease.brokers.sqs.polls import NOT_SERVED, Poll, guard, watch
 
 DATE = "Fri, 15 Jan 2027 08:00:00 GMT"
 
@@ -80,3 +82,34 @@ def test_a_poll_asks_when_a_message_was_sent() -> None:
     connection.message_system_attribute_names = ["ApproximateReceiveCount"]
     guard(guard(connection))
     assert connection.message_system_attribute_names == ["ApproximateReceiveCount", "SentTimestamp"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        (
+            {"MessageSystemAttributeNames": ["ApproximateReceiveCount"]},
+            "MessageSystemAttributeNames",
+        ),
+        ({}, "AttributeNames"),  # kombu 5.5
+        ({"MessageSystemAttributeNames": ["All"]}, None),
+    ],
+)
+def test_a_blocking_poll_asks_and_tells_what_tokens_are_made_of(
+    asked: dict[str, Any], name: str | None
+) -> None:
+    """Without an event loop, too: a retry within one second is told apart by when it was sent."""
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b"}
+    client: Any = boto3.client("sqs", region_name="us-east-1", **keys)  # type: ignore[call-overload]
+    known = client.meta.service_model.operation_model("ReceiveMessage").input_shape.members
+    if not {*asked} <= {*known}:
+        pytest.skip(f"this boto3 does not know {', '.join(asked)}")
+    told: list[Any] = []
+    assert watch(watch(client, told.append), told.append) is client
+    names = {"ApproximateReceiveCount", "SentTimestamp"}
+    with Stubber(client) as stub:
+        answer = {"ResponseMetadata": {"HTTPHeaders": {"date": DATE}}, "Messages": []}
+        sent = asked if name is None else {name: sorted(names)}
+        stub.add_response("receive_message", answer, {"QueueUrl": "q", **sent})
+        client.receive_message(QueueUrl="q", **asked)
+    assert [Poll(1.0).served(each) for each in told] == [Poll(1.0, 1_800_000_000)]

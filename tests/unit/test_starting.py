@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_lease.core import starting
-from celery_lease.core.board import Board, Outcome
+from celery_lease.board import Board, starting
 from celery_lease.core.clock import host_seconds
 from celery_lease.core.errors import LeaseLost
-from celery_lease.current import leased_context
+from celery_lease.task.current import leased_context
 from unit.fake_broker import Bench
 from unit.leased import LeasedRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_lease.core.board import Slot
+    from celery_lease.board import Slot
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_task_does_not_run_whose_message_was_taken_back(mode: str) -> None:
     run = LeasedRun(mode=mode)
     late = run.board.lend()
     run.board.allow(late, host_seconds() + 1000)
-    ticket = {**run.ticket, "slot": late.index, "generation": late.generation}
+    ticket = replace(run.ticket, slot=late.index, generation=late.generation)
     assert starting.withdraw(run.board, late)
     with pytest.raises(LeaseLost, match="taken back before the task started"):
         leased_context(ticket, "task-2")
@@ -117,13 +117,12 @@ def test_a_task_that_begins_while_its_worker_takes_messages_back_is_run_once(
     assert bench.leases.start("a")
     slot = held.slot
     assert slot is not None
-    bench.leases.door_closed = True
+    bench.leases.intake.stop()
     begun = at_once(monkeypatch, lambda: starting.begin(bench.board, slot))
     bench.leases.hand_back_unstarted()
     assert begun == [False]
     assert bench.driver.sent("hand_back") == []
-    bench.board.tell_outcome(slot, Outcome.DISCARDED)
-    bench.leases.settle_outcomes()
+    bench.leases.discard("a")  # the pool tells of the run that was none
     (call,) = [call for call in bench.driver.calls if call.name == "hand_back"]
     assert call.what == ["a"]
     assert call.options["orderly"]

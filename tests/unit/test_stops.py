@@ -13,8 +13,7 @@ from celery.utils import log
 from celery.worker import state
 from celery.worker.consumer import Consumer
 
-from celery_lease.worker.compat import stops
-from celery_lease.worker.compat.pools import Ender
+from celery_lease.worker import pools, shutdown_patches
 from celery_lease.worker.shutdown import Shutdown
 from unit.fake_broker import Bench
 
@@ -41,18 +40,22 @@ class Stage(Bench):
             pool=pool,
             task_consumer=type("Consumer", (), {"cancel": lambda _: note("ask the broker")})(),
         )
-        (name,) = (each for each in stops.CANCEL if hasattr(Consumer, each))
+        (name,) = (each for each in shutdown_patches.CANCEL if hasattr(Consumer, each))
         setattr(consumer, name, self.cancel)
         self.worker: Any = SimpleNamespace(
             consumer=consumer, wait_for_soft_shutdown=lambda: note("Celery's wait")
         )
         consumer.controller = self.worker
         self.pool, self.consumer = pool, consumer
-        ender = Ender(lambda _, __: True, lambda: None, lambda: False, lambda: None)
-        self.shutdown = Shutdown(self.leases, ender)
+        adapter: Any = pools.adapter(consumer)
+        adapter.end, adapter.hangs = lambda _, __: True, lambda: False
+        adapter.leave = adapter.failed = lambda: None
+        self.shutdown = Shutdown(self.leases, adapter)
         self.leases.hurry = self.shutdown.hurry
         self.can_cancel = True
-        stops.tame_cold_shutdown(consumer, self.leases, self.shutdown, self.shutdown.ask)
+        shutdown_patches.tame_cold_shutdown(
+            consumer, self.leases, self.shutdown, self.shutdown.ask, adapter
+        )
 
     def cancel(self) -> None:
         self.did.append("cancel")
@@ -99,7 +102,7 @@ def test_a_pool_is_stopped_outside_of_the_handler(stage: Callable[..., Stage], k
     worker = stage(kind)
     worker.signal()
     assert worker.did == ["cancel"]
-    assert worker.shutdown.asked
+    assert worker.leases.intake.stopping
     worker.pool.terminate()
     worker.pool.terminate()
     assert worker.did == ["cancel", "stop", "terminate", "terminate"]
@@ -116,12 +119,12 @@ def test_a_pool_of_processes_is_stopped_as_ever(stage: Callable[..., Stage]) -> 
 def test_the_broker_is_asked_nothing_in_the_handler(stage: Callable[..., Stage], kind: str) -> None:
     """It may interrupt a question in the middle of its answer; outside of it all is as ever.
 
-    Also where Celery asks nothing there, before 5.7; and the door is closed by then.
+    Also where Celery asks nothing there, before 5.7; and nothing more is taken by then.
     """
     worker = stage(kind)
     worker.signal()
     assert "ask the broker" not in worker.did
-    assert worker.leases.door_closed
+    assert not worker.leases.intake.is_open
     worker.consumer.task_consumer.cancel()
     assert worker.did.count("ask the broker") == 1
 

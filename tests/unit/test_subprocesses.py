@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from celery_lease import LeaseLost, subprocesses
-from celery_lease.core import board as beatboard
-from celery_lease.current import private_context
+from celery_lease import LeaseLost
+from celery_lease.core.loss import FLAG_LOST
+from celery_lease.task import subprocesses
+from celery_lease.task.current import private_context
 from harness.waiting import eventually
 from unit.leased import LeasedRun
 
@@ -39,7 +40,7 @@ def lose_when(run: LeasedRun, condition: object) -> threading.Thread:
 
     def keeper() -> None:
         eventually(condition, 20)  # type: ignore[arg-type]
-        run.board.flag(run.slot, beatboard.FLAG_LOST)
+        run.board.flag(run.slot, FLAG_LOST)
 
     thread = threading.Thread(target=keeper)
     thread.start()
@@ -318,7 +319,7 @@ def lose_at_first_output(run: LeasedRun, monkeypatch: pytest.MonkeyPatch) -> Non
     def beat() -> None:
         beats.append(1)
         if len(beats) > 1:
-            run.board.flag(run.slot, beatboard.FLAG_LOST)
+            run.board.flag(run.slot, FLAG_LOST)
         real()
 
     monkeypatch.setattr(run.context, "beat", beat)
@@ -337,11 +338,9 @@ def test_a_process_that_escaped_does_not_hold_the_task(
         "time.sleep(600)"
     )
     lose_at_first_output(run, monkeypatch)
-    try:
-        with pytest.raises(LeaseLost):
-            run.context.run([*PYTHON, script])
-    finally:
-        os.kill(int(path.read_text()), signal.SIGKILL)
+    with pytest.raises(LeaseLost):
+        run.context.run([*PYTHON, script])
+    assert not runs(int(path.read_text()))
 
 
 @pytest.mark.parametrize("choice", [{"start_new_session": True}, {"process_group": 0}, {}])
@@ -369,3 +368,132 @@ def test_a_lost_lease_starts_no_command(run: LeasedRun, tmp_path: Path) -> None:
     with pytest.raises(LeaseLost):
         run.context.run(["touch", str(tmp_path / "made")])
     assert not (tmp_path / "made").exists()
+
+
+# ------------------------------------------------------------------------------ ends with its task
+
+#: A shell, a child of it that ignores being asked, one in a session of its own, an orphan.
+FAMILY = (
+    "trap '' TERM; echo $$ >> {pids}; sleep 600 & echo $! >> {pids};"
+    "setsid sh -c 'echo $$ >> {pids}; exec sleep 600' & "
+    "(setsid sh -c 'echo $$ >> {pids}; exec sleep 600 >/dev/null 2>&1' &); wait"
+)
+TASK = """
+import sys
+green, pids, quiet, command = sys.argv[1:]
+if green == "gevent":
+    from gevent import monkey; monkey.patch_all()
+elif green == "eventlet":
+    import eventlet; eventlet.monkey_patch()
+from celery_lease.task.current import private_context
+context = private_context()
+if quiet:
+    with context.quiet(600):
+        context.run(command, shell=True)
+context.run(command, shell=True)
+"""
+
+
+@pytest.mark.parametrize("green", ["", "gevent", "eventlet"])
+@pytest.mark.parametrize("quiet", ["", "quiet"])
+def test_a_command_ends_with_the_process_of_its_task(
+    tmp_path: Path, green: str, quiet: str
+) -> None:
+    """Breaks when what a killed worker had started goes on beside its successor."""
+    pids = tmp_path / "pids"
+    command = FAMILY.format(pids=pids)
+    call = [sys.executable, "-W", "ignore", "-c", TASK, green, str(pids), quiet, command]
+    with subprocess.Popen(call) as task:
+        eventually(lambda: pids.exists() and pids.read_text().count("\n") == 4, 60)
+        started = [int(each) for each in pids.read_text().split()]
+        assert all(map(runs, started))
+        task.kill()
+    eventually(lambda: not any(map(runs, started)), 20, what=f"end of {started}")
+
+
+GREEN = """
+import sys
+if sys.argv[1] == "gevent":
+    from gevent import monkey; monkey.patch_all()
+else:
+    import eventlet; eventlet.monkey_patch()
+import subprocess
+from threading import Thread
+from celery_lease.task.current import private_context
+context = private_context()
+beside = []
+thread = Thread(target=lambda: beside.append(context.run(["sleep", "0.5"]).returncode))
+thread.start()
+done = context.run(["sh", "-c", "cat; echo err >&2; exit 3"], input="x\\ny" * 50000, text=True)
+assert (done.returncode, done.stdout, done.stderr) == (3, "x\\ny" * 50000, "err\\n"), done
+assert context.run(["true"], input=b"x" * 1000000).returncode == 0
+assert context.run(["echo", "bytes"]).stdout == b"bytes\\n"
+try:
+    context.run(["sleep", "600"], timeout=0.2)
+except subprocess.TimeoutExpired as exc:
+    assert exc.cmd == ["sleep", "600"]
+try:
+    context.run(["does-not-exist"])
+except FileNotFoundError as exc:
+    assert exc.filename == "does-not-exist"
+thread.join()
+assert beside == [0]
+print("all", end="")
+"""
+
+
+@pytest.mark.parametrize("green", ["gevent", "eventlet"])
+def test_green_threads_run_commands(green: str) -> None:
+    """Breaks when a pipe is read in a way that one of these libraries does not know."""
+    call = [sys.executable, "-W", "ignore", "-c", GREEN.replace("\\\\", "\\"), green]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "all"), done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1])
+def test_the_signal_that_ended_a_command_is_told(number: signal.Signals) -> None:
+    """Breaks when a killed command looks like one that exited."""
+    assert CONTEXT.run(["sh", "-c", f"kill -{number} $$"]).returncode == -number
+
+
+def test_a_signal_is_passed_on_to_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks when who asks a command to end, by the process that a monitor shows, ends the shim."""
+    processes: list[subprocess.Popen[bytes]] = []
+    started(monkeypatch, processes)
+    beat = CONTEXT.beat
+    sent: list[int] = []
+
+    def send_at_first_output() -> None:
+        beat()
+        if processes and not sent:
+            sent.append(1)
+            processes[0].send_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(CONTEXT, "beat", send_at_first_output)
+    script = POLITE.replace("sys.exit(0)", "sys.exit(7)")
+    assert CONTEXT.run([*PYTHON, script]).returncode == 7
+
+
+def test_what_a_command_left_in_the_background_is_let_go(tmp_path: Path) -> None:
+    """Breaks when a program that starts a daemon for others cannot be run."""
+    path = tmp_path / "pid"
+    CONTEXT.run(f"setsid sleep 600 >/dev/null 2>&1 & echo $! > {path}", shell=True)
+    left = int(path.read_text())
+    assert runs(left)
+    os.kill(left, signal.SIGKILL)
+
+
+def test_a_descriptor_is_passed_on() -> None:
+    """Breaks when the process in between keeps what is meant for the command."""
+    ours, theirs = os.pipe()
+    with os.fdopen(ours) as file:
+        script = f"import os; os.write({theirs}, b'given')"
+        CONTEXT.run([*PYTHON, script], pass_fds=(theirs,))
+        os.close(theirs)
+        assert file.read() == "given"
+
+
+def test_the_command_has_no_other_descriptors_than_its_author_gave() -> None:
+    """Breaks when a command holds the socket by which its end is noticed."""
+    done = CONTEXT.run(["sh", "-c", "ls -l /proc/self/fd"], text=True)
+    assert "socket" not in done.stdout

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from celery_lease.core.delivery import Answer, Reaped
+from celery_lease.core.stats import BOUNDS, MOST_PAIRS, OTHERS, Fact, Trips, label
 from celery_lease.worker.held import Ending
-from celery_lease.worker.tally import BOUNDS, MOST_PAIRS, OTHERS, Fact, Trips, label
 from unit.fake_broker import POLICY, Bench
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    """Return a worker with leases of 10 s, extended every 2 s at most."""
-    bench = Bench()
-    yield bench
-    bench.leases.close()
 
 
 def counts(bench: Bench, task: str = "t", queue: str = "q") -> dict[tuple[str, str], int]:

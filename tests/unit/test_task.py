@@ -18,10 +18,12 @@ from celery_lease import (
     ShutdownRequested,
     ToolContext,
     current_context,
+    leased_task,
 )
-from celery_lease.current import active_context
-from celery_lease.outcome import Discarded, HandedOver
-from unit.leased_runs import Delivery, make_app, sent
+from celery_lease.core.loss import FLAG_LOST, FLAG_RELEASED, FLAG_TAKEN
+from celery_lease.task.current import active_context
+from celery_lease.task.outcome import Discarded, HandedOver
+from unit.leased_runs import Delivery, leased, make_app, sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,11 +41,6 @@ def app() -> Celery:
 def delivery(monkeypatch: pytest.MonkeyPatch) -> Delivery:
     """A delivery whose lease is held."""
     return Delivery(monkeypatch)
-
-
-def leased(app: Celery, **options: Any) -> Any:
-    """Return a decorator that makes a leased task of *app* alone."""
-    return app.task(**{"base": LeasedTask, "shared": False, "lazy": False, **options})
 
 
 def nothing() -> None:
@@ -87,7 +84,7 @@ def test_a_context_given_by_the_caller_is_the_one_used(app: Celery) -> None:
     """A test may bring its own, also in the middle of a leased call."""
 
     @leased(app)
-    def f(*, context: Any) -> Any:
+    def f(*, context: ToolContext) -> Any:
         return context, current_context()
 
     mine = object()
@@ -135,6 +132,19 @@ def test_tools_see_the_public_signature(app: Celery, *, bind: bool) -> None:
     assert list(inspect.signature(f.run).parameters) == ["x"]
     assert f.__doc__ == f.run.__doc__ == "Say what it does."
     assert f.__name__ == "f"
+
+
+def test_a_task_may_have_a_context_of_its_own(app: Celery, delivery: Delivery) -> None:
+    """Another annotation makes it the author's: callers pass it, and the lease is beside it."""
+
+    @leased(app)
+    def f(x: int, *, context: dict[str, int]) -> Any:
+        return x, context, current_context().leased
+
+    f.delay(1, context={"a": 2})
+    assert delivery.trace(f, 1, context={"a": 2}).retval == (1, {"a": 2}, True)
+    with pytest.raises(TypeError):
+        f.delay(1)
 
 
 def test_class_based_tasks_inherit_and_call_their_parents(app: Celery, delivery: Delivery) -> None:
@@ -217,7 +227,7 @@ def test_a_task_is_named_and_annotated_as_any_other(app: Celery) -> None:
     @leased(app, name="my.name", lease_interval=7)
     def f() -> None: ...
 
-    from celery_lease.task import lease_options
+    from celery_lease.task.task import lease_options
 
     assert app.tasks["my.name"].rate_limit == "1/s"
     assert lease_options(app.tasks["my.name"]) == {"lease_interval": 7, "lease_extension": 77}
@@ -225,7 +235,7 @@ def test_a_task_is_named_and_annotated_as_any_other(app: Celery) -> None:
 
 def test_options_are_inherited_and_overridden(app: Celery) -> None:
     """The nearest class of the line decides each option."""
-    from celery_lease.task import lease_options
+    from celery_lease.task.task import lease_options
 
     class Slow(LeasedTask):
         abstract = True
@@ -290,6 +300,95 @@ def test_a_calls_own_options_travel_in_a_header_and_through_retries(app: Celery)
     assert message.headers["lease"] == {"lease_extension": 50, "lease_interval": 5}
 
 
+class Batches(Task):
+    """As ``celery_batches.Batches``: it makes its own requests of its messages."""
+
+    abstract = True
+
+    def Strategy(self, *_: Any) -> Any:  # noqa: N802  (Celery's name for it)
+        """Collect messages."""
+
+
+@pytest.mark.parametrize("how", ["base", "class", "app", "option", "annotation", "plain base"])
+def test_a_task_with_a_strategy_of_its_own_is_refused(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would run without its lease and without a word; the error says what to do.
+
+    Failed before with: did not raise.
+    """
+    # Shared tasks of other tests' modules would be refused before it.
+    monkeypatch.setattr("celery._state._on_app_finalizers", set())
+    app = make_app(task_cls=Batches) if how == "app" else make_app()
+    if how == "annotation":
+        app.conf.task_annotations = {"mine": {"Strategy": "proj:strategy"}}
+    options = {"Strategy": "proj:strategy"} if how == "option" else {}
+    with pytest.raises(LeaseConfigError, match=r"'mine'.*Strategy = .*make it a plain task"):
+        if how == "class":
+            type("Mine", (LeasedTask, Batches), {"name": "mine"})
+        elif how == "plain base":
+            leased_task(base=Batches, name="mine")(nothing)
+        elif how == "base":
+            base: Any = type("mine", (Batches, LeasedTask), {})
+            leased(app, base=base, name="mine")(nothing)
+        else:
+            leased(app, name="mine", **options)(nothing)
+    assert how == "annotation" or "mine" not in app.tasks
+
+
+@pytest.mark.parametrize("bind", [False, True])
+@pytest.mark.parametrize("as_class", [False, True])
+def test_an_async_function_is_refused_where_it_is_written(
+    app: Celery, *, bind: bool, as_class: bool
+) -> None:
+    """Whichever way a class gets it; the error names what to do instead."""
+
+    async def work(*_: Any) -> None: ...
+
+    run = work if bind else staticmethod(work)
+    with pytest.raises(LeaseConfigError, match=r"'mine'.*run = .*asyncio\.run"):
+        if as_class:
+            type("Mine", (LeasedTask,), {"name": "mine", "run": run})
+        else:
+            leased(app, name="mine", bind=bind)(work)
+    assert "mine" not in app.tasks
+
+
+def test_a_function_that_hides_a_coroutine_fails_with_the_same_advice(
+    app: Celery, delivery: Delivery
+) -> None:
+    """A wrapper may return one; only the call shows it."""
+
+    async def work() -> None: ...
+
+    @leased(app)
+    def f() -> Any:
+        return work()
+
+    error = delivery.trace(f).info.retval
+    assert isinstance(error, TypeError)
+    assert "asyncio.run" in str(error)
+    assert delivery.state(f) == "FAILURE"
+
+
+def test_a_function_that_awaits_inside_is_a_task_like_any(app: Celery, delivery: Delivery) -> None:
+    """``asyncio.run`` around the coroutine, also under functools.wraps; beats count in there."""
+    import asyncio
+    import functools
+
+    async def work(*, context: ToolContext) -> bool:
+        await asyncio.sleep(0)
+        context.beat()
+        return current_context().leased
+
+    @leased(app)
+    @functools.wraps(work)
+    def f(**kwargs: Any) -> bool:
+        return asyncio.run(work(**kwargs))
+
+    assert delivery.trace(f).retval is True
+
+
 def test_installing_is_part_of_binding_and_happens_once(app: Celery) -> None:
     """Each app with a leased task has the worker's parts, and has them once."""
     assert not any("lease" in str(step) for step in app.steps["consumer"])
@@ -316,6 +415,39 @@ def test_a_run_that_keeps_its_lease_asks_nobody(app: Celery, delivery: Delivery)
     assert len(sent(app)) == 1
     assert delivery.asked == 0
     assert active_context() is None
+
+
+@pytest.mark.parametrize(("released", "says"), [(True, "ran on after"), (False, "lost its lease")])
+def test_a_discarded_outcome_says_who_has_ended_the_lease(
+    app: Celery, delivery: Delivery, caplog: pytest.LogCaptureFixture, released: bool, says: str
+) -> None:
+    """A run that its worker has let go of, as at shutdown, is no lost lease."""
+
+    @leased(app)
+    def f() -> str:
+        ended = FLAG_LOST | FLAG_TAKEN
+        flags = ended | (FLAG_RELEASED if released else 0)
+        delivery.board.flag(delivery.slot, flags)
+        return "late"
+
+    assert isinstance(delivery.trace(f).info.retval, Discarded)
+    assert f"] {says}" in caplog.text
+
+
+def test_a_task_that_was_taken_back_before_its_start_lost_nothing(
+    app: Celery, delivery: Delivery, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stopping worker returns what its pool has got and not begun; that is no loss."""
+
+    @leased(app)
+    def f() -> str:
+        return "ran"
+
+    delivery.taken()
+    caplog.set_level("INFO")
+    assert isinstance(delivery.trace(f).info.retval, Discarded)
+    assert "not started: its lease is gone" in caplog.text
+    assert "lost its lease" not in caplog.text
 
 
 def fate_of_loser(how: str) -> Callable[[Delivery], Any]:
@@ -653,3 +785,28 @@ def test_the_context_of_a_run_does_not_outlive_it(app: Celery, delivery: Deliver
     delivery.trace(f)
     gc.collect()
     assert [each() for each in kept] == [None, None]
+
+
+@pytest.mark.parametrize("end", ["success", "failure", "retry"])
+def test_a_run_leaves_no_finalizer_behind(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Celery makes one at each ``Signal.connect()``, and the process would grow with its runs."""
+    import weakref
+
+    @leased(app, bind=True, max_retries=None)
+    def f(self: Any) -> None:
+        if end == "failure":
+            raise ValueError
+        if end == "retry":
+            self.retry(countdown=0)
+
+    def finalizers() -> int:
+        return len(weakref.finalize._registry)  # type: ignore[attr-defined]
+
+    delivery = Delivery(monkeypatch, deliveries=2)  # a checkpoint may be there, and is watched
+    delivery.trace(f)  # the first run of a process connects the receivers
+    before = finalizers()
+    for _ in range(5):
+        delivery.trace(f)
+    assert finalizers() == before

@@ -10,7 +10,7 @@ import pytest
 
 from celery_lease.cli import drawing
 from celery_lease.cli.timeline import Timeline
-from celery_lease.cli.trace import _Workers
+from celery_lease.cli.trace import _begun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,7 +188,7 @@ class Cluster:
 def test_workers_that_sent_no_events_before_send_none_afterwards() -> None:
     """Also those that came up meanwhile; each of them is asked once."""
     cluster = Cluster("w1", "w2", asked=("w2",))
-    workers = _Workers(cluster)
+    workers = _begun(cluster)
     workers.add({"w1", "w3"})
     workers.add({"w1", "w3"})
     workers.restore()
@@ -202,14 +202,14 @@ def test_workers_that_sent_no_events_before_send_none_afterwards() -> None:
 def test_where_all_send_events_nothing_is_switched_off() -> None:
     """A monitor may depend on them."""
     cluster = Cluster("w1", asked=("w1",))
-    _Workers(cluster).restore()
+    _begun(cluster).restore()
     assert [command for command, _ in cluster.calls] == ["enable_events"]
 
 
 def test_without_a_worker_there_is_nothing_to_record(capsys: pytest.CaptureFixture[str]) -> None:
     """It is said at once, not when the time is over."""
     with pytest.raises(SystemExit) as caught:
-        _Workers(Cluster())
+        _begun(Cluster())
     assert caught.value.code == 69
     assert "no worker with leases replied within 1 s" in capsys.readouterr().err
 

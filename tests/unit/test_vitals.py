@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_lease.core import board as beatboard
+from celery_lease import board as beatboard
 from celery_lease.core.lease import State
 from celery_lease.core.policy import Mode
 from celery_lease.worker import vitals as vitals_module
@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_lease.worker.vitals import Vitals
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    """Return a worker with leases of 10 s."""
-    bench = Bench()
-    yield bench
-    bench.leases.close()
 
 
 @pytest.fixture

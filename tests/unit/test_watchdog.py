@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_lease.core import board as beatboard
-from celery_lease.core.board import Outcome
+from celery_lease import board as beatboard
+from celery_lease.board import Outcome
 from celery_lease.core.policy import Mode, OnLost
-from celery_lease.worker.compat.pools import Pool
 from celery_lease.worker.diagnosis import Diagnosis, Doing
 from celery_lease.worker.held import Ending
 from celery_lease.worker.watchdog import LEAVING, LONGEST_WAIT, SLEPT, Watchdog
@@ -37,11 +37,12 @@ class Kennel:
         self.ended: list[str] = []
         self.left = 0
         self.can_end = True
+        self.dying = 0.0  #: seconds that a process takes to end
         self.stopping = False
         self.doing = Doing.BLOCKED
         self.meanwhile: Callable[[], None] = lambda: None  # while a task is looked at
         self.running: set[str] = set()
-        self.pool = Pool(
+        self.pool: Any = SimpleNamespace(
             slots=lambda: 2,
             running=lambda: set(self.running),
             alone=True,
@@ -72,6 +73,7 @@ class Kennel:
 
     def _end(self, held: Held, release: Callable[[], None]) -> bool:
         self.ended.append(held.lease.claim.tag)
+        self.bench.clock.advance(self.dying)
         release()
         if self.can_end:
             self.running.discard(held.lease.claim.tag)
@@ -112,6 +114,16 @@ def test_silence_beyond_the_threshold_ends_the_task_and_releases_its_message(
     assert kennel.watchdog.counters()["watchdog.stalled.count"] == 1
     ((kind, event),) = [each for each in kennel.bench.leases.tally.news if "silent" in each[1]]
     assert (kind, event["uuid"], event["ended"]) == ("lease-stalled", "id-a", True)
+
+
+def test_a_stall_is_told_with_the_time_at_which_it_was_found(kennel: Kennel) -> None:
+    """By the time that the process has ended, the message may run elsewhere."""
+    kennel.bench.leases.tally.listening = True
+    kennel.dying = 2.0
+    kennel.run(policy=WATCHED)
+    kennel.passed(3.0)
+    times = {kind: event["timestamp"] for kind, event in kennel.bench.leases.tally.news}
+    assert times["lease-ended"] - times["lease-stalled"] == 2.0
 
 
 def test_without_a_threshold_a_task_is_ended_when_its_lease_expires(kennel: Kennel) -> None:

@@ -1,28 +1,22 @@
-"""The brokers that can lease, each a package of its own with one driver.
+"""The brokers that support leases: a package with one driver each, and their lookup.
 
-They know kombu and one client library, never Celery and never each other.
+They use kombu and one client library, never Celery and never each other. A driver is found by the
+entry-point group :data:`GROUP`, under kombu's ``Transport.driver_type``; ours are registered there
+like any other, and all other code asks the driver for the properties of its broker.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pkgutil import iter_modules
+from typing import Any
 
+from celery_lease.core.driver import Driver
 from celery_lease.core.errors import UnsupportedBroker
 
-if TYPE_CHECKING:
-    from celery_lease.core.clock import Clock
-    from celery_lease.core.delivery import Driver, Holder
-
-#: Kombu's ``Transport.driver_type`` to the package that leases on it.
-DRIVERS = {
-    "redis": "celery_lease.brokers.redis",
-    "sqs": "celery_lease.brokers.sqs",
-    "pgmq": "celery_lease.brokers.pgmq",
-    "amqp": "celery_lease.brokers.amqp",
-    "memory": "celery_lease.brokers.memory",
-}
-#: Why there is none for a transport of which one might think that it needs none.
+GROUP = "celery_lease.brokers"
+#: Why a transport has no driver, although its broker seems to extend messages by itself.
 REASONS = {
     "gcpubsub": "kombu extends whatever it has received, for as long as the process lives, so a "
     "task that hangs would keep its message for ever",
@@ -31,70 +25,61 @@ REASONS = {
 }
 
 
-def check(connection: Any) -> None:
-    """Make sure that there is a driver for a kombu *connection*; it is not opened.
+@cache
+def drivers() -> dict[str, EntryPoint]:
+    """Return the entry points of the driver classes, by ``Transport.driver_type``.
+
+    Ours are always included: an installation may lack the entry points, if it is older than its
+    source tree, and a frozen application has no metadata.
+    """
+    found = {
+        name: EntryPoint(name, f"{__name__}.{name}.driver:{name.capitalize()}Driver", GROUP)
+        for _, name, is_package in iter_modules(__path__)
+        if is_package
+    }
+    return found | {each.name: each for each in entry_points(group=GROUP)}
+
+
+def driver_class(transport: str) -> type[Driver]:
+    """Return the driver for a ``Transport.driver_type``; the base class if there is none.
 
     Raises:
-        UnsupportedBroker: There is none.
+        UnsupportedBroker: There is one, but it cannot be imported, or is no driver.
     """
-    driver_type = connection.transport.driver_type
-    if driver_type not in DRIVERS:
-        name = connection.transport_cls or driver_type
-        raise UnsupportedBroker(name, tuple(DRIVERS), REASONS.get(name, ""))
+    point = drivers().get(transport)
+    if point is None:
+        return Driver
+    try:
+        found = point.load()
+    except Exception as exc:
+        raise _unsupported(transport, f"its driver {point.value} does not load: {exc}") from exc
+    if isinstance(found, type) and issubclass(found, Driver):
+        return found
+    raise _unsupported(transport, f"its driver {point.value} is no subclass of {GROUP}.Driver")
+
+
+def kind_of(connection: Any) -> type[Driver]:
+    """Return the driver class for a kombu *connection*, which is not opened.
+
+    Raises:
+        UnsupportedBroker: The transport has no driver.
+    """
+    transport = connection.transport.driver_type
+    if transport not in drivers():
+        name = connection.transport_cls or transport
+        raise _unsupported(name, REASONS.get(name, ""))
+    return driver_class(transport)
 
 
 def driver(channel: Any) -> Driver:
     """Return a new driver for the broker of a live kombu *channel*.
 
     Raises:
-        UnsupportedBroker: There is none.
+        UnsupportedBroker: The transport has no driver.
     """
-    check(channel.connection.client)
-    return _module(channel, "driver").connect(channel)  # type: ignore[no-any-return]
+    return kind_of(channel.connection.client).connect(channel)
 
 
-def lease_messages(channel: Any, driver: Driver, holder: Holder, clock: Clock) -> None:
-    """Make a live kombu *channel* lease the messages that *holder* has terms for."""
-    _module(channel, "channel").lease_messages(channel, driver, holder, clock)
-
-
-def turn(channel: Any) -> None:
-    """Let a *channel* follow what its holder wants; for the consuming thread, about once a second.
-
-    A transport whose broker delivers unasked has a part in this.
-    """
-    _call(channel, "turn")
-
-
-def end_receiving(channel: Any) -> None:
-    """Take in what the broker may have given out to a *channel* already; for its last moments.
-
-    A transport that asks for messages ahead of time has a part in this. To be called when nothing
-    is consumed any more: what still arrives then goes back to its queue.
-    """
-    _call(channel, "end_receiving")
-
-
-def will_pass(connection: Any, exc: BaseException) -> bool:
-    """Tell whether a broker refuses for now only what failed on a kombu *connection*.
-
-    A transport whose library does not take such an error for a lost connection has a part in this.
-    """
-    function = getattr(_module_of(connection, "channel"), "will_pass", None)
-    return function is not None and function(exc)
-
-
-def _call(channel: Any, name: str) -> None:
-    """Call the function that a driver may have for a channel that is not closed."""
-    if getattr(channel.connection, "client", None) is not None:
-        function = getattr(_module(channel, "channel"), name, None)
-        if function is not None:
-            function(channel)
-
-
-def _module(channel: Any, part: str) -> Any:
-    return _module_of(channel.connection.client, part)
-
-
-def _module_of(connection: Any, part: str) -> Any:
-    return import_module(f"{DRIVERS[connection.transport.driver_type]}.{part}")
+def _unsupported(transport: str, reason: str) -> UnsupportedBroker:
+    others = tuple(name for name in drivers() if name != transport)
+    return UnsupportedBroker(transport, others, reason)

@@ -1,62 +1,152 @@
-"""Losses that this process has seen, for brokers that count deliveries but not why they ended.
+"""Counts the losses that this process has seen, for brokers that count only deliveries.
 
-A delivery that ends by a crash or an expiry is a loss, one that is handed back in order is none.
-Where the broker cannot tell them apart, only those count that happened here: a message that kills
-task processes is found out by the worker whose processes it kills, and one that waited through
-many shutdowns is not taken for it. What this cannot see is a loss with its whole worker.
+A delivery that ends by a crash or an expiry is a loss, an orderly return is none. Where the broker
+cannot distinguish them, only the losses of this process count: a message that kills task processes
+is recognized by the worker whose processes it kills, and one that was returned by many shutdowns is
+not taken for it. Not counted is a loss together with its whole worker.
+
+A delivery that was followed by another one, without an end of its own, is a loss if its task had
+begun: the message may be back before this process has seen that the task died.
+
+The known facts of each loss are kept for the message's dead letter.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from celery_lease.core.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from celery_lease.core.clock import Clock
 
 T = TypeVar("T")
 
-#: Messages of which losses are remembered; of the longest unseen they are forgotten.
+#: Messages whose losses are remembered; the longest unseen are forgotten first.
 REMEMBERED = 10_000
+#: Messages whose losses are kept with their facts, and losses kept of each. With the longest stacks
+#: that is some 5 MB.
+TOLD, TOLD_OF_EACH = 100, 20
+#: Longest history that goes with a dead letter, in bytes of JSON.
+ROOM = 16_000
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """A delivery that has not ended in this process."""
+
+    message: str = ""
+    about: dict[str, Any] = field(default_factory=dict)
+    waits: bool = True  #: its task has not begun
+
+
+#: Stands for an unknown delivery.
+_NONE = _Delivery()
 
 
 class Losses:
     """Counts losses by message. Any thread may use it."""
 
-    def __init__(self, remembered: int = REMEMBERED) -> None:
+    def __init__(self, clock: Clock | None = None, remembered: int = REMEMBERED) -> None:
+        self._clock = clock or SystemClock()
         self._remembered = remembered
-        #: Guards both tables.
+        #: Guards all tables.
         self._lock = threading.Lock()
-        self._messages: OrderedDict[str, str] = OrderedDict()  # by the tags of their deliveries
+        self._held: OrderedDict[str, _Delivery] = OrderedDict()  # by tag
         self._losses: OrderedDict[str, int] = OrderedDict()  # by message
+        self._last: OrderedDict[str, str] = OrderedDict()  # tag of its last delivery, by message
+        self._told: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()  # by message
 
-    def delivered(self, tag: str, message: str, *, again: bool) -> int:
-        """Take note of a delivery, and return the losses before it.
+    def delivered(
+        self, tag: str, message: str, *, again: bool, waits: bool = True, **about: object
+    ) -> int:
+        """Record a delivery; return the number of losses before it.
 
         Args:
-            tag: Names the delivery.
-            message: Names the message, over all of its deliveries; one without a name is lost
-                without being counted.
-            again: It was delivered before. Else it is another message, whatever its name.
+            tag: The delivery's tag.
+            message: The message's id, the same in all of its deliveries; the losses of a message
+                without an id are not counted.
+            again: It was delivered before. If not, it is another message, even under the same id.
+            waits: Its task has not begun.
+            about: Further facts, for the dead letter.
         """
+        since = self._clock.wall().timestamp()
         if not message:
             return 0
+        former = self._last.get(message, "")
+        if again and not self.waits(former):
+            self.lost(former, reason="expired")
         with self._lock:
             if not again:
                 self._losses.pop(message, None)
-            _put(self._messages, tag, message, self._remembered)
+                self._told.pop(message, None)
+            held = _Delivery(message, {**about, "since": since}, waits)
+            _put(self._held, tag, held, self._remembered)
+            _put(self._last, message, tag, self._remembered)
             return self._losses.get(message, 0)
+
+    def begin(self, tags: Iterable[str]) -> None:
+        """Record that the tasks of deliveries begin."""
+        with self._lock:
+            for tag in tags:
+                if tag in self._held:
+                    self._held[tag].waits = False
+
+    def waits(self, tag: str) -> bool:
+        """Whether the task of a delivery has not begun; True for an unknown delivery."""
+        return self._held.get(tag, _NONE).waits
 
     def of(self, tag: str) -> int:
         """Return the losses before a delivery that has not ended."""
         with self._lock:
-            return self._losses.get(self._messages.get(tag, ""), 0)
+            message = self._held.get(tag, _NONE).message
+            return self._losses.get(message, 0)
 
-    def lost(self, tag: str) -> None:
-        """Count the end of a delivery as a loss; once, however often it is said."""
+    def history(self, tag: str, room: int = ROOM) -> list[dict[str, Any]]:
+        """Return the facts of the losses before a delivery, in at most *room* bytes of JSON.
+
+        If they are longer, the oldest stacks are left out first, then the oldest losses.
+        """
         with self._lock:
-            message = self._messages.pop(tag, None)
-            if message is not None:
+            message = self._held.get(tag, _NONE).message
+            told = [dict(each) for each in self._told.get(message, ())]
+        return _fitting(told, min(room, ROOM))
+
+    def lost(
+        self, tag: str, why: Mapping[str, object] | None = None, *, reason: str = "given up"
+    ) -> None:
+        """Count the end of a delivery as a loss; later calls for it do nothing."""
+        ended = self._clock.wall().timestamp()
+        with self._lock:
+            held = self._held.pop(tag, _NONE)
+            if message := held.message:
                 count = self._losses.get(message, 0) + 1
                 _put(self._losses, message, count, self._remembered)
+                told = {"ended": ended, "reason": reason, **held.about, **(why or {})}
+                past = [*self._told.get(message, ()), told]
+                _put(self._told, message, past[-TOLD_OF_EACH:], TOLD)
+
+    def ended(self, tags: Iterable[str]) -> None:
+        """Forget deliveries that ended in order; the losses of their messages are kept."""
+        with self._lock:
+            for tag in tags:
+                self._held.pop(tag, None)
+
+
+def _fitting(told: list[dict[str, Any]], room: int) -> list[dict[str, Any]]:
+    for each in told:
+        if len(json.dumps(told)) <= room:
+            return told
+        each.pop("stack", None)
+    while told and len(json.dumps(told)) > room:
+        del told[0]
+    return told
 
 
 def _put(table: OrderedDict[str, T], key: str, value: T, most: int) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def body_of(payload: Mapping[str, Any]) -> str:
-    """Return a message's body as text, as far as it is some."""
+    """Return a message's body as text; bytes that are no text are replaced."""
     body = payload.get("body")
     if payload["properties"].get("body_encoding") == "base64" and isinstance(body, str):
         return base64.b64decode(body).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""The broker of an app, for commands that look at it without a worker."""
+"""Connects to an app's broker, for commands that work without a worker."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from kombu.exceptions import KombuError
 
 from celery_lease import brokers
 from celery_lease.core.errors import UnsupportedBroker
+from celery_lease.core.secrets import address_of, is_misread, said_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery import Celery
 
-    from celery_lease.core.delivery import Driver
+    from celery_lease.core.driver import Driver
 
-#: Exit code where nobody answers, as of Celery's own commands.
+#: Exit code if there is no answer, as of Celery's own commands.
 EX_UNAVAILABLE = 69
-#: Seconds that a broker has to answer a command, before it counts as away.
+#: The texts about an address whose password has an unescaped character, and the remedy.
+MISREAD = "is not read as it is meant: its password ends at the first of / ? #"
+ESCAPE = "Write %2F for /, %3F for ?, %23 for #, %40 for @, %3A for :, %25 for %"
+#: Seconds for an answer of a broker, before it counts as away.
 PATIENCE = 5.0
 
 
 def called(transport: str) -> str:
-    """Return how people call a broker that kombu has another word for."""
-    return {"amqp": "RabbitMQ", "sqs": "SQS"}.get(transport, transport)
+    """Return the usual name of a broker; kombu may use another one."""
+    return brokers.driver_class(transport).label or transport
 
 
 class BrokerAway(click.ClickException):
@@ -36,29 +40,65 @@ class BrokerAway(click.ClickException):
 
     def __init__(self, connection: Any, reason: object) -> None:
         super().__init__(
-            f"broker {connection.as_uri()} does not answer: {str(reason).rstrip('.')}. Is it "
-            "running, and is broker_url right?"
+            f"broker {address_of(connection)} does not answer: "
+            f"{said_of(connection, reason).rstrip('.')}. Is it running, and is broker_url right?"
+            f"{hint()}"
         )
+
+
+def hint() -> str:
+    """Return a hint for an error if no app was named, so that Celery's default was used."""
+    ctx = click.get_current_context(silent=True)
+    root = ctx.find_root().params if ctx else {}
+    if "app" in root and root["app"] is None:
+        return " No app was named: celery -A APP lease ..."
+    return ""
+
+
+def check_addresses(conf: Any) -> None:
+    """Check that the addresses of an app's broker are parsed as intended.
+
+    Raises:
+        click.ClickException: One is not; the error does not show it.
+    """
+    for name in ("broker_url", "broker_read_url", "broker_write_url"):
+        urls = getattr(conf, name) or ()
+        if any(map(is_misread, [urls] if isinstance(urls, str) else urls)):
+            raise click.ClickException(f"{name} {MISREAD}. {ESCAPE}")
+
+
+class BrokerUnfit(click.ClickException):
+    """The broker answers, but needs preparation."""
+
+    exit_code = EX_UNAVAILABLE
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}. {remedy}.")
+        self.what, self.remedy = what, remedy
 
 
 @contextmanager
 def reached(connection: Any) -> Iterator[Any]:
-    """Yield a kombu connection that is open, and say in one line if its broker is away.
+    """Open a kombu connection and yield it; errors of the broker become one line.
 
     Raises:
         BrokerAway: It cannot be reached, or does not answer for 5 s.
+        BrokerUnfit: It lacks a requirement of leases.
     """
+    driver = brokers.driver_class(connection.transport.driver_type)
     with connection:
-        if connection.transport.driver_type == "redis":  # by itself it waits for ever
-            bounds = {"socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE}
-            connection.transport_options = {**bounds, **(connection.transport_options or {})}
+        driver.bound(connection, PATIENCE)
         try:
             connection.ensure_connection(max_retries=1, interval_start=0.2)
             yield connection
         except BrokenPipeError:
-            raise  # of whoever reads what is printed
+            raise  # of the reader of stdout
         except _errors_of(connection) as exc:
             raise BrokerAway(connection, exc) from exc
+        except Exception as exc:
+            if unfit := driver.unfit(exc):
+                raise BrokerUnfit(*unfit) from exc
+            raise
 
 
 def _errors_of(connection: Any) -> tuple[type[BaseException], ...]:
@@ -67,10 +107,10 @@ def _errors_of(connection: Any) -> tuple[type[BaseException], ...]:
 
 @contextmanager
 def driver_of(app: Celery, ability: str) -> Iterator[Driver]:
-    """Yield a driver for an app's broker that has an *ability*, one of ``Capabilities``.
+    """Yield a driver for an app's broker with an *ability*, an attribute of ``Capabilities``.
 
     Raises:
-        click.ClickException: The broker cannot be reached, or does that by itself.
+        click.ClickException: The broker cannot be reached, or does that without a driver.
     """
     with reached(app.connection_for_read()) as connection:
         try:

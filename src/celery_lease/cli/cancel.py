@@ -1,4 +1,4 @@
-"""``celery -A proj lease cancel``: ask tasks to clean up and end."""
+"""``celery -A proj lease cancel``: cancels tasks, so that they clean up and end."""
 
 from __future__ import annotations
 
@@ -8,24 +8,34 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery_lease.cli.broker import reached
+from celery_lease.cli.ids import expanded_by_leases
 from celery_lease.cli.results import is_final, state_of
 from celery_lease.cli.rows import span
-from celery_lease.cli.workers import EX_UNAVAILABLE, TIMEOUT, asker, tell_silent
+from celery_lease.cli.workers import (
+    EX_UNAVAILABLE,
+    TIMEOUT,
+    asker,
+    best_answers,
+    tell_silent,
+    warn_of_namesakes,
+)
 from celery_lease.core.clock import SystemClock
+from celery_lease.core.words import counted
+from celery_lease.view import Sources
+from celery_lease.view.asking import node_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from celery import Celery
 
-    Found = dict[str, tuple[str, Mapping[str, Any]]]
     Ask = Callable[[str, list[str], float, dict[str, Any]], dict[str, Any]]
 
-#: Silence, as a share of what is left of a lease, from which on it is mentioned.
+#: Silence, as a share of the lease's remaining time, that is worth a warning.
 LONG = 1.0
-#: Seconds between two looks whether a task has ended.
+#: Seconds between two checks whether a task has ended.
 LOOK_INTERVAL = 0.3
-#: What a worker can say of a task, what that means, and whether it is what was wanted.
+#: The states in a worker's reply, their texts, and whether the cancellation works.
 WORDS = {
     "told": ("its next beat tells it", True),
     "revoked": ("it waited there, and is revoked", True),
@@ -36,7 +46,7 @@ WORDS = {
     ),
     "plain": ("it runs without a lease and has no beats to tell it", False),
 }
-#: From the least to the most that can be done: two workers may know the same task.
+#: From the weakest to the strongest effect: two workers may know the same task.
 RANKS = ("plain", "lost", "waits", "revoked", "told")
 
 
@@ -47,24 +57,26 @@ RANKS = ("plain", "lost", "waits", "revoked", "told")
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="SECONDS",
-    help="Wait so long for the tasks that were told to end; end with 1 if one has not.",
+    help="Wait so long for the cancelled tasks to end; exit with status 1 if one has not.",
 )
 @TIMEOUT
 @click.pass_context
 def cancel(ctx: click.Context, tasks: tuple[str, ...], wait: float, timeout: float) -> None:
-    """Make the next beat of tasks raise TaskCancelled, so that they clean up and end as REVOKED.
+    """Cancel tasks: their next beat raises TaskCancelled.
 
-    A task that waits is revoked, wherever it waits. One that does not beat is not told: that is
-    left to its watchdog, or to celery control terminate. Ends with 1 if a task was not found or
-    cannot be told, with 69 if no worker replied.
+    A task that has not started is revoked, wherever its message is. A task that does not beat is
+    not reached: its watchdog ends it, or celery control terminate. Exits with status 1 if a task
+    was not found or cannot be cancelled, with 69 if no worker replied.
     """
     app, ids = ctx.obj.app, list(dict.fromkeys(tasks))
     with reached(app.connection_for_write()) as connection:
         ask = asker(app, connection)
+        ids = expanded_by_leases(ids, Sources(ask=ask, records=None), timeout)
         replies = ask("lease_cancel", [], timeout, {"task_id": ids})
         if tell_silent([], replies, timeout):
             ctx.exit(EX_UNAVAILABLE)
-        found = _found(replies)
+        warn_of_namesakes(ask.duplicates)
+        found = best_answers(replies, RANKS)
         done = [_tell(app, task_id, found.get(task_id), len(replies)) for task_id in ids]
         told = {task_id: name for task_id, (name, what) in found.items() if what["state"] == "told"}
         left = _wait(ask, told, wait) if wait else {}
@@ -74,45 +86,40 @@ def cancel(ctx: click.Context, tasks: tuple[str, ...], wait: float, timeout: flo
         ctx.exit(1)
 
 
-def _found(replies: Mapping[str, Any]) -> Found:
-    """Return for each task that a worker knows which one, and what it did about it."""
-    found: Found = {}
-    for name, reply in replies.items():
-        for task_id, what in (reply.get("tasks") or {}).items():
-            if what["state"] in RANKS and (
-                task_id not in found
-                or RANKS.index(what["state"]) > RANKS.index(found[task_id][1]["state"])
-            ):
-                found[task_id] = name, what
-    return found
-
-
 def _tell(
     app: Celery, task_id: str, found: tuple[str, Mapping[str, Any]] | None, workers: int
 ) -> bool:
-    """Say what comes of one task; return whether that is what was wanted."""
+    """Print the result for one task; return whether the cancellation works."""
+    text, good = outcome(app, task_id, found, workers)
+    click.echo(text, err=not good)
+    return good
+
+
+def outcome(
+    app: Celery, task_id: str, found: tuple[str, Mapping[str, Any]] | None, workers: int
+) -> tuple[str, bool]:
+    """Return the result for one task as a text, and whether the cancellation works."""
     if found is None:
-        click.echo(f"{task_id}: {_missing(app, task_id, workers)}", err=True)
-        return False
+        return f"{task_id}: {_missing(app, task_id, workers)}", False
     name, what = found
     words, good = WORDS[what["state"]]
     named = f"{what['task']}[{task_id}]" if "task" in what else task_id
-    click.echo(f"{named} on {name}: {words}{_caution(task_id, what)}", err=not good)
-    return good
+    return f"{named} on {name}: {words}{_caution(task_id, what)}", good
 
 
 def _missing(app: Celery, task_id: str, workers: int) -> str:
     state = state_of(app, task_id)
     if is_final(state):
         return f"is over already: {state}"
+    replied = f"{counted(workers, 'worker')} that replied"
     return (
-        f"is with none of the {workers} workers that replied. They refuse it from now on: if it "
-        "waits in a queue, it is revoked when one of them gets it"
+        f"is with none of the {replied}. They refuse it from now on: if it waits in a queue, it is "
+        "revoked when one of them gets it"
     )
 
 
 def _caution(task_id: str, what: Mapping[str, Any]) -> str:
-    """Return what to know of a task that may not beat, or cannot."""
+    """Return a warning about a task that may not beat, or cannot."""
     end_it = f"celery control terminate SIGTERM {task_id}"
     if what["state"] == "plain":
         return f". To end it: {end_it}"
@@ -132,17 +139,17 @@ def _caution(task_id: str, what: Mapping[str, Any]) -> str:
 
 
 def _wait(ask: Ask, told: dict[str, str], wait: float) -> dict[str, str]:
-    """Return which tasks are still held, and by whom, when all have ended or time is up."""
+    """Wait until the tasks have ended, or the time is over; return the rest with their workers."""
     clock, rest = SystemClock(), threading.Event()
     ends, left = clock.now() + wait, dict(told)
     while left and (now := clock.now()) < ends:
-        names = sorted(set(left.values()))
+        names = sorted({node_of(name) for name in left.values()})
         replies = ask("leases", names, max(0.1, ends - now), {"task_id": list(left)})
-        held = _ids(replies.values())
+        held, replied = _ids(replies.values()), {*replies, *map(node_of, replies)}
         left = {
             task_id: name
             for task_id, name in left.items()
-            if task_id in held or name not in replies
+            if task_id in held or not replied & {name, node_of(name)}
         }
         if left:
             rest.wait(LOOK_INTERVAL)

@@ -1,4 +1,4 @@
-"""``celery -A proj lease dead``: messages that were lost too often, and what to do with them."""
+"""``celery -A proj lease dead``: lists, shows, replays and discards dead letters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import click
 
 from celery_lease import settings
 from celery_lease.cli.broker import driver_of
+from celery_lease.cli.ids import expanded
+from celery_lease.core.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +26,8 @@ QUEUES = click.option(
     "--queue",
     "queues",
     multiple=True,
-    help="Only this dead-letter queue; may be repeated. All of them if left out.",
+    help="Only this dead-letter queue, or that of this queue; may be repeated. All of them if left "
+    "out.",
 )
 EVERY = click.option("--all", "every", is_flag=True, help="All of them instead of some.")
 TASKS = click.argument("tasks", metavar="TASK_ID...", nargs=-1)
@@ -32,19 +35,24 @@ TASKS = click.argument("tasks", metavar="TASK_ID...", nargs=-1)
 
 @click.group()
 def dead() -> None:
-    """Messages whose deliveries ended by loss too often."""
+    """List, show, retry or purge dead letters."""
 
 
 @dead.command(name="list")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, each as by show.")
 @QUEUES
 @click.pass_context
-def list_(ctx: click.Context, queues: tuple[str, ...]) -> None:
+def list_(ctx: click.Context, as_json: bool, queues: tuple[str, ...]) -> None:
     """List dead letters, the oldest first."""
-    with _opened(ctx.obj.app, queues) as (letters, named):
-        for letter in _letters(letters, named):
+    with opened(ctx.obj.app, queues) as (letters, named):
+        if as_json:
+            found = [facts(letter) for letter in letters_of(letters, named)]
+            click.echo(json.dumps({"letters": found}, indent=2, ensure_ascii=False))
+            return
+        for letter in letters_of(letters, named):
             click.echo(
-                f"{_when(letter.died_at)}  {letter.queue}  {letter.task}[{letter.task_id}]  "
-                f"lost {letter.losses} times"
+                f"{when(letter.died_at)}  {letter.queue}  {letter.task}[{letter.task_id}]  "
+                f"lost {counted(letter.losses, 'time')}"
             )
 
 
@@ -53,10 +61,10 @@ def list_(ctx: click.Context, queues: tuple[str, ...]) -> None:
 @QUEUES
 @click.pass_context
 def show(ctx: click.Context, task_id: str, queues: tuple[str, ...]) -> None:
-    """Show a dead letter with the history of its deliveries, as JSON."""
-    with _opened(ctx.obj.app, queues) as (letters, named):
-        for letter in _chosen(letters, named, [task_id]):
-            click.echo(json.dumps(_facts(letter), indent=2, ensure_ascii=False))
+    """Show a dead letter with its history, as JSON."""
+    with opened(ctx.obj.app, queues) as (letters, named):
+        for letter in chosen_of(letters, named, [task_id]):
+            click.echo(json.dumps(facts(letter), indent=2, ensure_ascii=False))
 
 
 @dead.command()
@@ -65,9 +73,12 @@ def show(ctx: click.Context, task_id: str, queues: tuple[str, ...]) -> None:
 @QUEUES
 @click.pass_context
 def retry(ctx: click.Context, tasks: tuple[str, ...], every: bool, queues: tuple[str, ...]) -> None:
-    """Send dead letters back to the queues they came from, with nothing counted against them."""
-    with _opened(ctx.obj.app, queues) as (letters, named):
-        _each(_chosen(letters, named, None if every else tasks), letters.retry, "sent back")
+    """Send dead letters back to their queues.
+
+    Their losses are no longer counted.
+    """
+    with opened(ctx.obj.app, queues) as (letters, named):
+        _each(chosen_of(letters, named, None if every else tasks), letters.retry, "sent back")
 
 
 @dead.command()
@@ -83,40 +94,73 @@ def purge(
     queues: tuple[str, ...],
     force: bool,
 ) -> None:
-    """Throw dead letters away."""
-    with _opened(ctx.obj.app, queues) as (letters, named):
-        chosen = _chosen(letters, named, None if every else tasks)
+    """Delete dead letters."""
+    with opened(ctx.obj.app, queues) as (letters, named):
+        chosen = chosen_of(letters, named, None if every else tasks)
         if not force:
-            click.confirm(f"throw {len(chosen)} messages away for good?", abort=True)
+            click.confirm(f"throw {counted(len(chosen), 'message')} away for good?", abort=True)
         _each(chosen, letters.purge, "thrown away")
 
 
 @contextmanager
-def _opened(app: Celery, queues: Sequence[str]) -> Iterator[tuple[DeadLetters, Sequence[str]]]:
-    """Yield an app's dead letters and the queues to look at; if none is named, what holds some."""
+def opened(app: Celery, queues: Sequence[str]) -> Iterator[tuple[DeadLetters, Sequence[str]]]:
+    """Yield an app's dead letters and the queues to read; by default those that are not empty."""
     with driver_of(app, "buries") as driver:
         letters = driver.dead_letters()
-        yield letters, queues or letters.queues(likely(app))
+        named = [queue for queue in queues if not _is_of_work(app, queue)]
+        held = letters.queues([*likely(app), *named, *_dead_of(app, queues)])
+        yield letters, _named(app, held, queues) if queues else held
+
+
+def _dead_of(app: Celery, queues: Sequence[str]) -> list[str]:
+    """Return the names of the dead-letter queues of *queues*."""
+    return [settings.load(app.conf).dead_letter_queue_of(queue) for queue in queues]
+
+
+def _named(app: Celery, held: Sequence[str], queues: Sequence[str]) -> list[str]:
+    """Return the dead-letter queues for the names that a user gave.
+
+    A name is that of a dead-letter queue, or that of the queue whose dead letters it takes.
+    """
+    found: list[str] = []
+    for queue, target in zip(queues, _dead_of(app, queues), strict=True):
+        # Work queues are not read: where reading hides messages, that would stop the work.
+        names = [target] if _is_of_work(app, queue) else [queue, target]
+        names += [each.replace(".", "_") for each in names]  # pgmq's names
+        there = [each for each in names if each in held]
+        if not there:
+            click.echo(f"no dead letters in {' or '.join(dict.fromkeys(names[:-1]))}", err=True)
+        found += there[:1]
+    return list(dict.fromkeys(found))
+
+
+def _is_of_work(app: Celery, queue: str) -> bool:
+    """Whether a queue takes tasks, and is not the dead-letter queue of another one."""
+    return queue in app.amqp.queues and queue not in likely(app)
 
 
 def likely(app: Celery) -> list[str]:
-    """Return the dead-letter queues of the queues that an app knows."""
+    """Return the names of the dead-letter queues of the queues that an app knows."""
     of = settings.load(app.conf).dead_letter_queue_of
     return [of(queue) for queue in app.amqp.queues]
 
 
-def _letters(letters: DeadLetters, queues: Sequence[str]) -> Iterator[DeadLetter]:
+def letters_of(letters: DeadLetters, queues: Sequence[str]) -> Iterator[DeadLetter]:
+    """Yield the letters in *queues*."""
     for queue in queues:
         yield from letters.letters(queue)
 
 
-def _chosen(
+def chosen_of(
     letters: DeadLetters, queues: Sequence[str], tasks: Sequence[str] | None
 ) -> list[DeadLetter]:
-    """Return the letters of some tasks; None: all letters. Read before any of them is moved."""
+    """Return the letters of some tasks; None: all. They are read before any of them is moved."""
     if tasks is not None and not tasks:
         raise click.UsageError("name tasks by their ids, or say --all")
-    chosen = [each for each in _letters(letters, queues) if tasks is None or each.task_id in tasks]
+    every = list(letters_of(letters, queues))
+    if tasks is not None:
+        tasks = [expanded(each, [letter.task_id for letter in every]) for each in tasks]
+    chosen = [each for each in every if tasks is None or each.task_id in tasks]
     missing = set(tasks or ()) - {each.task_id for each in chosen}
     if missing:
         raise click.ClickException(f"no dead letter of task {', '.join(sorted(missing))}")
@@ -130,36 +174,40 @@ def _each(chosen: list[DeadLetter], deal: Callable[[DeadLetter], bool], done: st
             count += 1
         else:
             click.echo(f"{letter.task}[{letter.task_id}] is gone already", err=True)
-    click.echo(f"{count} messages {done}")
+    click.echo(f"{counted(count, 'message')} {done}")
 
 
-def _facts(letter: DeadLetter) -> dict[str, Any]:
+def facts(letter: DeadLetter) -> dict[str, Any]:
+    """Return a dead letter as a JSON document."""
     return {
         "task": letter.task,
         "task_id": letter.task_id,
         "queue": letter.queue,
         "origin": letter.origin,
-        "died": _when(letter.died_at),
+        "died": when(letter.died_at),
         "losses": letter.losses,
-        "history": [_loss(each) for each in letter.history],
+        "history": [loss(each) for each in letter.history],
         "headers": letter.headers,
         "body": letter.body,
     }
 
 
-def _loss(entry: Any) -> dict[str, Any]:
-    """Return what people ask of a lost delivery; what the broker needed of it is left out."""
+def loss(entry: Any) -> dict[str, Any]:
+    """Return the facts of a lost delivery for display, without those that only the broker needs."""
     return {
         "delivery": entry.get("deliveries"),
         "worker": entry.get("worker"),
         "token": entry.get("token"),
-        "received": _when(entry.get("since")),
-        "ended": _when(entry.get("ended")),
+        "received": when(entry.get("since")),
+        "ended": when(entry.get("ended")),
         "reason": entry.get("reason"),
+        **{name: entry[name] for name in ("cause", "note", "done", "total") if name in entry},
+        **({"stack": str(entry["stack"]).splitlines()} if "stack" in entry else {}),
     }
 
 
-def _when(seconds: float | None) -> str:
+def when(seconds: float | None) -> str:
+    """Return seconds since 1970 as an ISO date in UTC."""
     if seconds is None:
         return "-"
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""A timeline as text for a terminal or a pipe, and as a picture: one bar for each holder."""
+"""Draws a timeline as text or as an SVG picture: one bar for each holder."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from celery_lease.cli.timeline import Bar, Timeline
 
-#: Bars that are drawn; more are counted only. Characters beside one that a picture has room for.
+#: Bars that are drawn; further ones are only counted. Characters of the text beside a bar.
 MOST_BARS, LONGEST_WORDS = 200, 120
 
-#: Colours by how a bar ended: of a terminal, and of the picture.
+#: Colours by the end of a bar: of a terminal, and of the picture.
 COLOURS = {
     "completed": ("blue", "#2a78d6"),
     "lost": ("red", "#c4472d"),
@@ -31,7 +31,7 @@ COLOURS = {
 }
 
 ROW, TOP, LEFT, BAND = 24, 64, 250, 560
-#: Pixels of a soft letter; wide ones on average, so that no font of a reader's clips them.
+#: Pixels of a character; wider than average, so that no font is clipped.
 LETTER = 6.9
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #3b3a37 }
@@ -49,10 +49,10 @@ STYLE = """
 
 
 def text(timeline: Timeline, width: int, *, plain: bool = False) -> Iterator[str]:
-    """Yield lines, coloured where the terminal does that.
+    """Yield lines, with colours if the terminal supports them.
 
     Args:
-        timeline: At least one bar.
+        timeline: A timeline with at least one bar.
         width: Columns to use.
         plain: Only ASCII.
     """
@@ -75,7 +75,7 @@ def text(timeline: Timeline, width: int, *, plain: bool = False) -> Iterator[str
 
 @dataclass(frozen=True, slots=True)
 class _Sheet:
-    """A picture's measures: as wide as what stands left and right of the bars needs."""
+    """The measures of a picture, as wide as the texts left and right of the bars need."""
 
     first: float  #: the time at the bars' left edge, in seconds
     last: float
@@ -92,12 +92,12 @@ class _Sheet:
         return cls(*timeline.span(), left, round(left + BAND + tail), height)
 
     def x(self, time: float) -> float:
-        """Return where a time is."""
+        """Return the horizontal position of a time, in pixels."""
         return self.left + (time - self.first) * BAND / max(self.last - self.first, 1e-9)
 
 
 def svg(timeline: Timeline) -> str:
-    """Return an SVG document that reads in light and in dark surroundings."""
+    """Return an SVG document for light and dark backgrounds."""
     tasks, left = _shown(timeline)
     sheet = _Sheet.of(timeline, tasks)
     seconds = sheet.last - sheet.first
@@ -119,7 +119,7 @@ def svg(timeline: Timeline) -> str:
 
 
 def _shown(timeline: Timeline) -> tuple[list[list[Bar]], int]:
-    """Return the tasks that are drawn, the first ones, and how many bars are not."""
+    """Return the first tasks, which are drawn, and the number of bars that are not."""
     shown: list[list[Bar]] = []
     count = 0
     for bars in timeline.tasks():
@@ -130,7 +130,7 @@ def _shown(timeline: Timeline) -> tuple[list[list[Bar]], int]:
 
 
 def _times(bar: Bar, first: float, last: float) -> tuple[float, float, float]:
-    """Return when a bar begins, when its task begins to run, and when it ends."""
+    """Return the times when a bar begins, when its task starts, and when it ends."""
     begins = first if bar.granted is None else bar.granted
     ends = last if bar.ended is None else bar.ended
     unseen = begins if bar.granted is None else ends
@@ -165,7 +165,7 @@ def _grid(sheet: _Sheet) -> Iterator[str]:
 
 
 def _step(seconds: float) -> float:
-    """Return a round distance that divides some seconds into ten parts at most."""
+    """Return a round distance that divides *seconds* into ten parts at most."""
     for step in (0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800):
         if seconds / step <= 10:  # noqa: PLR2004
             return step

@@ -1,26 +1,35 @@
-"""``celery -A proj lease explain``: where one task is, how it came there, what happens next."""
+"""``celery -A proj lease explain``: the state of one task, its past, and its next step."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from celery_lease import brokers, settings
-from celery_lease.cli import rows
 from celery_lease.cli.broker import reached
-from celery_lease.cli.dead import likely
+from celery_lease.cli.dead import facts as letter_facts, likely, loss as loss_facts
+from celery_lease.cli.exclusive import waits_for
+from celery_lease.cli.ids import WHOLE, expanded_by_leases
 from celery_lease.cli.results import result_of
+from celery_lease.cli.sources import optional_sources, reap_within
 from celery_lease.cli.story import Facts, tell
-from celery_lease.cli.workers import TIMEOUT, asker, is_askable
+from celery_lease.cli.workers import TIMEOUT, warn_of_namesakes
 from celery_lease.core.clock import SystemClock
+from celery_lease.core.secrets import masked
+from celery_lease.view import Collector
+from celery_lease.view.row import ON_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from celery import Celery
 
-    from celery_lease.core.delivery import Driver
+    from celery_lease.core.driver import Driver
+    from celery_lease.task.checkpoints.looking import Saved
+    from celery_lease.view import LeaseRow, Sources, View
 
 
 @click.command()
@@ -32,29 +41,82 @@ if TYPE_CHECKING:
     multiple=True,
     help="A queue to look into beside those of task_queues; may be repeated.",
 )
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of sentences.")
 @TIMEOUT
 @click.pass_context
-def explain(ctx: click.Context, task_id: str, queues: tuple[str, ...], timeout: float) -> None:
-    """Explain a task: who holds it, since when, its last beat, why it was lost, what comes next.
+def explain(
+    ctx: click.Context, task_id: str, queues: tuple[str, ...], as_json: bool, timeout: float
+) -> None:
+    """Show where a task is, and what happens next.
 
-    It asks the workers, the broker where that keeps a record, and the result backend. Ends with 1
-    if nobody knows the task.
+    The answer comes from the workers, the broker's records and the result backend: the holder, the
+    last beat, the losses, the checkpoint, the result. Exits with status 1 if none of them knows the
+    task.
     """
     app = ctx.obj.app
-    facts = Facts(task_id=task_id, **_of_app(app), **_from_workers(app, task_id, timeout))
-    with reached(app.connection_for_read()) as connection:
-        told = _from_broker(app, connection, task_id, queues)
-    told["result"] = result_of(app, task_id)
-    facts = _with(facts, told)
-    for line in tell(facts, SystemClock().wall().timestamp()):
-        click.echo(line)
+    with optional_sources(app) as found:
+        (task_id,) = expanded_by_leases([task_id], found, timeout, _other_ids(app, task_id))
+        view = _asked(found, task_id, timeout)
+        warn_of_namesakes(view.duplicates)
+        leases = leases_of(view, task_id, askable=found.ask is not None)
+        leases["eta"] = eta_of(found, leases["held"], timeout)
+    facts, now = facts_of(app, task_id, leases, queues), SystemClock().wall().timestamp()
+    if as_json:
+        click.echo(json.dumps(document(facts, now), indent=2, ensure_ascii=False))
+    else:
+        click.echo("\n".join(tell(facts, now)))
     if not facts.is_known:
         ctx.exit(1)
 
 
-def _with(facts: Facts, more: dict[str, Any]) -> Facts:
-    kept = {name: getattr(facts, name) for name in Facts.__slots__}
-    return Facts(**{**kept, **more})
+def leases_of(view: View, task_id: str, *, askable: bool) -> dict[str, Any]:
+    """Return a view's leases of a task."""
+    rows = [row for row in view.rows if row.id == task_id]
+    return {
+        "replied": len(view.workers),
+        "askable": askable,
+        "held": [row for row in rows if row.state not in ON_RECORD],
+        "recorded": [row for row in rows if row.state in ON_RECORD],
+    }
+
+
+def facts_of(
+    app: Celery, task_id: str, leases: dict[str, Any], queues: Sequence[str] = ()
+) -> Facts:
+    """Return all facts about a task.
+
+    Args:
+        app: The app whose broker and result backend are asked.
+        task_id: The task.
+        leases: The result of :func:`leases_of`.
+        queues: Further queues to search.
+    """
+    told = _of_app(app) | leases
+    with reached(app.connection_for_read()) as connection:
+        told |= _from_broker(app, connection, task_id, queues, told)
+    told["result"] = result_of(app, task_id)
+    told |= _checkpoint(app, task_id)
+    return Facts(task_id=task_id, **(told | _in_force(app, told)))
+
+
+def document(facts: Facts, now: float) -> dict[str, Any]:
+    """Return the facts about a task as a JSON document; *now* is seconds since 1970."""
+    return {
+        "task_id": facts.task_id,
+        "known": facts.is_known,
+        "told": list(tell(facts, now)),
+        "leases": [asdict(row) for row in (*facts.held, *facts.recorded)],
+        "losses": [loss_facts(each) for each in facts.losses],
+        "waiting": facts.waiting and asdict(facts.waiting),
+        "parked": facts.parked and asdict(facts.parked),
+        "dead": [letter_facts(letter) for letter in facts.dead],
+        "checkpoint": facts.checkpoint and _without_value(facts.checkpoint),
+        "result": facts.result and asdict(facts.result),
+    }
+
+
+def _without_value(kept: Saved) -> dict[str, Any]:
+    return {name: value for name, value in asdict(kept).items() if name != "value"}
 
 
 def _of_app(app: Celery) -> dict[str, Any]:
@@ -63,53 +125,98 @@ def _of_app(app: Celery) -> dict[str, Any]:
     except settings.LeaseConfigError as exc:
         raise click.ClickException(str(exc)) from exc
     return {
-        "reaper_interval": loaded.reaper_interval,
+        "reaper_interval": reap_within(app),
         "max_deliveries": loaded.policy.max_deliveries,
         "dead_letter_queue": loaded.dead_letter_queue,
     }
 
 
-def _from_workers(app: Celery, task_id: str, timeout: float) -> dict[str, Any]:
-    with reached(app.connection_for_write()) as connection:
-        if not is_askable(connection):
-            return {"replied": 0, "askable": False}
-        ask = asker(app, connection)
-        replies = ask("leases", [], timeout, {"task_id": [task_id]})
-        held = rows.listed(replies)
-        waits = [row["hostname"] for row in held if row["started_at"] is None]
-        eta = _eta(ask("scheduled", waits, timeout, {}), task_id) if waits else None
-    return {"replied": len(replies), "held": held, "eta": eta}
+def _in_force(app: Celery, told: dict[str, Any]) -> dict[str, Any]:
+    """Return the task's own limit of deliveries, if no worker reported it."""
+    from celery_lease.worker.policies import Policies  # noqa: PLC0415  (every command imports this)
+
+    names = [row.task for row in told["recorded"]]
+    names += [told["waiting"].task] if told.get("waiting") else []
+    policy = Policies(app, settings.load(app.conf))(names[0], {}) if names else None
+    return {"max_deliveries": policy.max_deliveries} if policy else {}
 
 
-def _eta(replies: dict[str, Any], task_id: str) -> str | None:
-    """Return until when a task waits, by Celery's own list of what is scheduled."""
-    for scheduled in replies.values():
+def _asked(found: Sources, task_id: str, timeout: float) -> View:
+    clock, collector = SystemClock(), Collector()
+    collector.collect(found, clock.now, timeout=timeout, task_ids=[task_id])
+    return collector.view(clock.now())
+
+
+def eta_of(found: Sources, held: Sequence[LeaseRow], timeout: float) -> str | None:
+    """Return the time until which a task waits, from Celery's own list of scheduled tasks."""
+    waits = sorted({row.hostname for row in held if row.started_at is None})
+    if not waits or found.ask is None:
+        return None
+    ids = {row.id for row in held}
+    for scheduled in found.ask("scheduled", waits, timeout, {}).values():
         for each in scheduled if isinstance(scheduled, list) else ():
-            if each["request"]["id"] == task_id:
+            if each["request"]["id"] in ids:
                 return str(each["eta"])
     return None
 
 
 def _from_broker(
-    app: Celery, connection: Any, task_id: str, queues: Sequence[str]
+    app: Celery, connection: Any, task_id: str, queues: Sequence[str], told: dict[str, Any]
 ) -> dict[str, Any]:
     transport = str(connection.transport.driver_type)
-    if transport not in brokers.DRIVERS:
+    if transport not in brokers.drivers():
         return {"broker": transport}
     driver = brokers.driver(connection.default_channel)
     try:
         able = driver.capabilities
-        told: dict[str, Any] = {"broker": transport, "reaps": able.reaps, "records": able.records}
+        more: dict[str, Any] = {"broker": transport, "reaps": able.reaps, "records": able.records}
         if not able.buries:
-            told["dead_letter_queue"] = ""
+            more["dead_letter_queue"] = ""
         else:
-            told |= {"searched": True, "dead": _dead(app, driver, task_id)}
+            more |= {"searched": True, "dead": _dead(app, driver, task_id)}
+        if able.keys:
+            more["parked"] = waits_for(driver, task_id)
         if able.records:
+            tags = [row.tag for row in (*told["held"], *told["recorded"])]
             names = [*dict.fromkeys([*app.amqp.queues, *queues])]
-            told |= _on_record(driver, task_id, names)
-        return told
+            more |= _on_record(driver, task_id, names, tags)
+        return more
     finally:
         driver.close()
+
+
+def _checkpoint(app: Celery, task_id: str) -> dict[str, Any]:
+    """Return a task's checkpoint, or why it could not be read."""
+    from celery_lease.task.checkpoints.looking import look  # noqa: PLC0415  (as above)
+
+    try:
+        return {"checkpoint": look(app, task_id)}
+    except Exception as exc:  # noqa: BLE001  (as many kinds as there are client libraries)
+        return {"unread": " ".join(f"{type(exc).__name__}: {masked(exc)}".split())}
+
+
+def _other_ids(app: Celery, text: str) -> list[str]:
+    """Return the ids of dead letters and parked messages, to complete a shortened id."""
+    if len(text) >= WHOLE:
+        return []
+    with reached(app.connection_for_read()) as connection:
+        if connection.transport.driver_type not in brokers.drivers():
+            return []
+        driver = brokers.driver(connection.default_channel)
+        try:
+            ids = []
+            if driver.capabilities.keys:
+                ids += [each.task_id for use in driver.keys_in_use() for each in use.parked]
+            if driver.capabilities.buries:
+                letters = driver.dead_letters()
+                ids += [
+                    letter.task_id
+                    for queue in letters.queues(likely(app))
+                    for letter in letters.letters(queue)
+                ]
+            return ids
+        finally:
+            driver.close()
 
 
 def _dead(app: Celery, driver: Driver, task_id: str) -> list[Any]:
@@ -122,10 +229,10 @@ def _dead(app: Celery, driver: Driver, task_id: str) -> list[Any]:
     ]
 
 
-def _on_record(driver: Driver, task_id: str, queues: Sequence[str]) -> dict[str, Any]:
+def _on_record(
+    driver: Driver, task_id: str, queues: Sequence[str], tags: Sequence[str]
+) -> dict[str, Any]:
     records = driver.records()
-    leases = list(records.leases(task_id))
-    waiting = None if leases else records.waiting(task_id, queues)
-    tags = [lease.tag for lease in leases] + ([waiting.tag] if waiting else [])
-    losses = [loss for tag in tags for loss in records.losses(tag)]
-    return {"recorded": leases, "waiting": waiting, "losses": losses}
+    waiting = None if tags else records.waiting(task_id, queues)
+    every = [*tags, *([waiting.tag] if waiting and waiting.tag else [])]
+    return {"waiting": waiting, "losses": [loss for tag in every for loss in records.losses(tag)]}

@@ -1,4 +1,4 @@
-"""``celery -A proj lease group``: several workers as one process to the outside."""
+"""``celery -A proj lease group``: runs several workers as one process."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 from click.core import ParameterSource
 
-from celery_lease import settings
-from celery_lease.group import Member
+from celery_lease import brokers, settings
+from celery_lease.group import MARGIN, Member
 from celery_lease.group.__main__ import arguments_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-#: Seconds beyond ``lease_shutdown_timeout`` for a worker to settle its messages and to leave.
-MARGIN = 5.0
 
 SYNTAX = "NAME[:PRIORITY]=ARGUMENTS"
 WORKER = re.compile(r"(?P<name>[\w.-]+)(:(?P<priority>-?\d+))?=(?P<arguments>.*)", re.DOTALL)
@@ -28,7 +25,7 @@ WORKER = re.compile(r"(?P<name>[\w.-]+)(:(?P<priority>-?\d+))?=(?P<arguments>.*)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One ``-w``."""
+    """The value of one ``-w``."""
 
     name: str
     priority: int
@@ -72,9 +69,8 @@ def _worker(text: str) -> Worker:
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0),
-    show_default=f"lease_shutdown_timeout + {MARGIN:g}",
-    help="Seconds that the workers of one priority have to end after they were told, before they "
-    "are forced to.",
+    show_default=f"lease_shutdown_timeout, or the longest poll, + {MARGIN:g}",
+    help="Seconds that the workers of one priority have to stop, before they are forced to.",
 )
 @click.pass_context
 def group(ctx: click.Context, workers: list[Worker], timeout: float | None) -> NoReturn:
@@ -86,12 +82,15 @@ def group(ctx: click.Context, workers: list[Worker], timeout: float | None) -> N
     stops all when one ends, and exits with the worst exit code. Each worker is the node NAME@host.
     """
     if timeout is None:
-        timeout = _shutdown_timeout(ctx) + MARGIN
+        # A poll that is broken off would bring messages that no worker receives.
+        connection = ctx.obj.app.connection_for_read()  # never opened
+        poll = brokers.driver_class(connection.transport.driver_type).longest_poll(connection)
+        timeout = max(_shutdown_timeout(ctx), poll) + MARGIN
     celery = tuple(_celery(ctx))
     arguments = arguments_for([_member(worker, celery) for worker in workers], timeout)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(  # noqa: S606  (becoming the parent is the point)
+    os.execv(  # noqa: S606  (the command becomes the parent)
         sys.executable, [sys.executable, "-m", "celery_lease.group", *arguments]
     )
 
@@ -113,10 +112,10 @@ def _shutdown_timeout(ctx: click.Context) -> float:
 
 
 def _celery(ctx: click.Context) -> Iterator[str]:
-    """Yield a command line that is ``celery`` with the global options of this call.
+    """Yield the command line of ``celery`` with the global options of this call.
 
-    All others than these reach the workers by the environment and the working directory, where
-    Celery itself puts them.
+    All other options reach the workers by the environment and the working directory, where Celery
+    itself puts them.
     """
     root = ctx.find_root()
     yield from (sys.executable, "-m", "celery")

@@ -1,4 +1,4 @@
-"""``celery -A proj lease health``: ask a worker on this host whether it lives and is ready."""
+"""``celery -A proj lease health``: asks a worker on this host for its health."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from celery_lease import probe, settings
 
 @click.command()
 @click.option("--ready", "what", flag_value=probe.READY, default=probe.READY, help="The default.")
-@click.option("--live", "what", flag_value=probe.LIVE, help="Only whether a restart would help.")
+@click.option(
+    "--live", "what", flag_value=probe.LIVE, help="Check only whether the worker needs a restart."
+)
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
@@ -22,9 +24,10 @@ from celery_lease import probe, settings
 def health(
     ctx: click.Context, what: str, port: int | None, host: str | None, timeout: float
 ) -> None:
-    """Ask a worker of this host for its health; ends with 0 if it is well, else with 1.
+    """Ask a worker of this host for its health.
 
-    For an orchestrator's probe use: python -m celery_lease.probe, which starts much faster.
+    Exits with status 0 if the worker is healthy, else with 1. For the probes of an orchestrator use
+    python -m celery_lease.probe, which starts much faster.
     """
     if port is None:
         port, host = _of_app(ctx, host)
@@ -34,7 +37,7 @@ def health(
 
 
 def _of_app(ctx: click.Context, host: str | None) -> tuple[int, str]:
-    """Return the port and address that the app's workers listen on."""
+    """Return the port and address on which the app's workers listen."""
     try:
         loaded = settings.load(ctx.obj.app.conf)
     except settings.LeaseConfigError as exc:

@@ -1,4 +1,4 @@
-"""Keys of a terminal, read one by one without waiting for a line."""
+"""Reads single keys from a terminal, without waiting for a line."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def pressed() -> Iterator[Callable[[float], str]]:
-    """Yield what waits some seconds for a key, and returns it, or nothing.
+    """Yield a function that waits for a key, for so many seconds, and returns it or "".
 
-    Where there is no terminal to read keys from, it only waits. The terminal is as before in the
-    end, whatever happened.
+    Without a terminal it only waits. The terminal's mode is restored at the end, also after an
+    error.
     """
     try:
         import termios  # noqa: PLC0415  (not on every system)

@@ -1,4 +1,4 @@
-"""Tables for terminals, with rich; importing this fails where that is not installed."""
+"""Tables for terminals, with rich; importing this module fails without rich."""
 
 from __future__ import annotations
 
@@ -12,30 +12,36 @@ from rich.table import Table
 from rich.text import Text
 
 from celery_lease.cli import rows
+from celery_lease.view.row import ORPHANED, SILENT, LeaseRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
 
-    from celery_lease.cli.rows import Row
-
 RIGHT = {"HELD", "BEAT", "LEFT", "DELIVERY"}
 BAR = 10  #: cells of a progress bar
-#: Share of a lease below which the time left is something to look at.
+#: Share of a lease below which the remaining time is highlighted.
 SOON = 1 / 3
 
 
-def table(found: Sequence[Row], cells: Sequence[Sequence[str]], width: int) -> Table:
+def table(
+    found: Sequence[LeaseRow],
+    cells: Sequence[Sequence[str]],
+    width: int,
+    least: Mapping[str, int] = rows.NOTHING,
+) -> Table:
     """Return leases as a table.
 
     Args:
         found: The leases.
         cells: Their cells.
-        width: How wide it may be; columns that matter less are left out if need be.
+        width: The most characters of a line; less important columns are left out if necessary.
+        least: The least widths of columns.
     """
-    bars = width >= rows.width(cells) + BAR + 1
-    names = rows.fitting(cells, width)
+    bars = width >= rows.width(cells, least=least) + BAR + 1
+    names = rows.fitting(cells, width, least)
+    room = BAR + 1 if least and bars else 0
     made = Table(box=None, pad_edge=False, header_style="bold")
     for name in names:
         made.add_column(
@@ -43,6 +49,7 @@ def table(found: Sequence[Row], cells: Sequence[Sequence[str]], width: int) -> T
             justify="right" if name in RIGHT else "left",
             no_wrap=True,
             overflow="ellipsis",
+            min_width=least.get(name, 0) + (room if name == "PROGRESS" else 0),
         )
     for row, texts in zip(found, cells, strict=True):
         named = dict(zip(rows.HEADERS, texts, strict=True))
@@ -50,25 +57,27 @@ def table(found: Sequence[Row], cells: Sequence[Sequence[str]], width: int) -> T
     return made
 
 
-def print_table(found: Sequence[Row], cells: Sequence[Sequence[str]]) -> None:
+def print_table(found: Sequence[LeaseRow], cells: Sequence[Sequence[str]]) -> None:
     """Print leases to the terminal."""
     console = Console()
     console.print(table(found, cells, console.width))
 
 
 @contextmanager
-def live() -> Iterator[Callable[[str, Sequence[Row], Sequence[Sequence[str]], int], None]]:
-    """Yield what shows a headline, leases, their cells, and how many there are beyond them.
+def live() -> Iterator[Callable[[str, Sequence[LeaseRow], Sequence[Sequence[str]], int], None]]:
+    """Yield a function that shows a headline, leases, their cells, and the number of further ones.
 
-    On a screen of its own, which is gone in the end.
+    It uses a screen of its own, which is closed at the end.
     """
+    steady = rows.Steady(rows.USUAL)
     with Live(screen=True, auto_refresh=False) as shown:
 
         def show(
-            headline: str, found: Sequence[Row], cells: Sequence[Sequence[str]], more: int
+            headline: str, found: Sequence[LeaseRow], cells: Sequence[Sequence[str]], more: int
         ) -> None:
             first = Text(headline, style="bold", no_wrap=True, overflow="ellipsis")
-            parts: list[RenderableType] = [first, table(found, cells, shown.console.width)]
+            drawn = table(found, cells, shown.console.width, steady.grow(cells))
+            parts: list[RenderableType] = [first, drawn]
             if more > 0:
                 parts.append(Text(f"and {more} more", style="dim"))
             shown.update(Group(*parts), refresh=True)
@@ -76,13 +85,13 @@ def live() -> Iterator[Callable[[str, Sequence[Row], Sequence[Sequence[str]], in
         yield show
 
 
-def _painted(row: Row, name: str, text: str, *, bars: bool) -> RenderableType:
-    # Text, not str: what a task writes about itself must not be taken for markup.
+def _painted(row: LeaseRow, name: str, text: str, *, bars: bool) -> RenderableType:
+    # Text, not str: a task's own texts must not be taken for markup.
     if name == "STATE":
         return Text(text, style=_state_style(row))
-    if name == "LEFT" and row["remaining"] < row.get("extension", 0) * SOON:
+    if name == "LEFT" and row.remaining < row.extension * SOON:
         return Text(text, style="yellow")
-    part = rows.share(row)
+    part = row.progress.share
     if name == "PROGRESS" and bars and part is not None:
         line = Table.grid(padding=(0, 1))
         line.add_column(width=BAR)
@@ -92,9 +101,9 @@ def _painted(row: Row, name: str, text: str, *, bars: bool) -> RenderableType:
     return Text(text)
 
 
-def _state_style(row: Row) -> str:
-    if row["state"] in {"lost", "expired"}:
+def _state_style(row: LeaseRow) -> str:
+    if row.state in {"lost", ORPHANED, SILENT}:
         return "red"
-    if row.get("cancelled"):
+    if row.cancelled:
         return "magenta"
-    return "green" if row["state"] == "running" else "dim"
+    return "green" if row.state == "running" else "dim"

@@ -1,4 +1,4 @@
-"""``celery -A proj lease reap``: return expired leases without a worker."""
+"""``celery -A proj lease reap``: returns expired leases without a worker."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from celery_lease import settings
 from celery_lease.cli.broker import driver_of
+from celery_lease.core.words import counted
 from celery_lease.worker.reaper import BATCH, BATCHES, Reaper
 
 if TYPE_CHECKING:
@@ -17,25 +18,28 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from celery_lease.core.delivery import Driver, Reaped
+    from celery_lease.core.delivery import Reaped
+    from celery_lease.core.driver import Driver
 
 
 @click.command()
-@click.option("--forever", is_flag=True, help="Sweep again and again, until SIGTERM or SIGINT.")
+@click.option("--forever", is_flag=True, help="Sweep at each interval, until SIGTERM or SIGINT.")
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.01),
     show_default="lease_reaper_interval",
     help="Seconds between two sweeps.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be returned.")
+@click.option(
+    "--dry-run", is_flag=True, help="List the messages that would be returned, and change nothing."
+)
 @click.pass_context
 def reap(ctx: click.Context, forever: bool, interval: float | None, dry_run: bool) -> None:
-    """Return expired leases, and overdue plain messages, to their queues.
+    """Return expired messages to their queues.
 
-    Every worker with leased tasks does so by itself; this is for when none is up. Any number may do
-    it at the same time. One sweep, unless told otherwise; it ends with 1 if the broker does not
-    answer.
+    Every worker with leased tasks does that by itself; the command is for times without a worker.
+    Overdue plain messages are returned, too. Any number of sweeps may run at the same time. Exits
+    with status 1 if the broker does not answer.
     """
     if forever and dry_run:
         raise click.UsageError("--dry-run looks once: leave out --forever")
@@ -88,7 +92,7 @@ def _show(reaped: Sequence[Reaped], verb: str, *, quiet: bool = False) -> None:
     for each in reaped:
         click.echo(_line(each, verb))
     if not quiet or reaped:
-        click.echo(f"{verb} {sum(not each.error for each in reaped)} messages")
+        click.echo(f"{verb} {counted(sum(not each.error for each in reaped), 'message')}")
 
 
 def _line(each: Reaped, verb: str) -> str:

@@ -1,4 +1,4 @@
-"""What an app's result backend says of a task, for commands that can do without it."""
+"""Reads a task's result, for commands that can do without it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from celery import Celery
 
 
-#: Characters of an error that are worth telling.
+#: The most characters of an error that are shown.
 LONGEST = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a backend keeps of one task."""
+    """The stored result of one task."""
 
-    state: str  #: PENDING: it knows nothing of the task
+    state: str  #: PENDING: the backend does not know the task
     done_at: float | None = None  #: seconds since 1970
-    worker: str = ""  #: who ran it, where ``result_extended`` is on
-    error: str = ""  #: what it failed with
+    worker: str = ""  #: the worker that ran it, if ``result_extended`` is on
+    error: str = ""  #: the error of a failure
 
 
 def result_of(app: Celery, task_id: str) -> Result | None:
-    """Return what is kept of a task; None: there is no backend, or it does not answer."""
+    """Return the stored result of a task; None: there is no backend, or it does not answer."""
     if app.conf.result_backend in (None, "", "disabled", "disabled://"):
         return None
     try:
@@ -40,18 +40,18 @@ def result_of(app: Celery, task_id: str) -> Result | None:
             worker=str(found.worker or ""),
             error=_error(kept) if state in states.EXCEPTION_STATES else "",
         )
-    except Exception:  # noqa: BLE001  (as many ways to be away as there are backends)
+    except Exception:  # noqa: BLE001  (an unreachable backend raises many kinds of errors)
         return None
 
 
 def state_of(app: Celery, task_id: str) -> str | None:
-    """Return a task's state, as :func:`result_of` does."""
+    """Return a task's state; None as in :func:`result_of`."""
     found = result_of(app, task_id)
     return found.state if found else None
 
 
 def is_final(state: str | None) -> bool:
-    """Whether a task is over in that state."""
+    """Whether a task in this state is over."""
     return state in states.READY_STATES
 
 

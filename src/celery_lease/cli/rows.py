@@ -1,8 +1,12 @@
-"""Leases as rows of text, for tables of any kind."""
+"""Formats leases as rows of text, for all tables."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
+
+from celery_lease.cli.ids import unique_length
+from celery_lease.view.row import RESTING, LeaseRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,48 +24,26 @@ HEADERS = (
     "DELIVERY",
 )
 
-#: What a narrow screen goes without, the first first; what is in no list is always shown.
+#: Columns that a narrow screen leaves out, in this order; all others are always shown.
 LEAST = ("NOTE", "DELIVERY", "HELD", "WORKER", "STATE", "PROGRESS")
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
+#: The first widths of columns in a table that is drawn again and again.
+USUAL = {"STATE": 8, "HELD": 6, "BEAT": 6, "LEFT": 6, "PROGRESS": 12, "DELIVERY": 9}
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 NONE = "-"
 
-Row = dict[str, Any]
-
-
-def _number(row: Row, name: str) -> float:
-    return float(row.get(name) or 0.0)
-
-
-def share(row: Row) -> float | None:
-    """Return how much of a task is done, from 0 to 1; None: it did not say."""
-    progress: Mapping[str, Any] = row.get("progress") or {}
-    done, total = progress.get("done"), progress.get("total")
-    if done is None or not total or total < 0:
-        return None
-    return float(min(1.0, max(0.0, done / total)))
-
-
-#: What rows can be sorted by, and how.
-SORTS: dict[str, Callable[[Row], Any]] = {
-    "worker": lambda row: (row["hostname"], _number(row, "held_since")),
-    "task": lambda row: (row["task"], _number(row, "held_since")),
-    "held": lambda row: _number(row, "held_since"),
-    "beat": lambda row: -_number(row, "beat_age"),
-    "left": lambda row: _number(row, "remaining"),
-    "progress": lambda row: -(share(row) or 0.0),
-    "deliveries": lambda row: -_number(row, "deliveries"),
+#: The sort orders of rows.
+SORTS: dict[str, Callable[[LeaseRow], Any]] = {
+    "worker": lambda row: (row.shown_as, row.held_since),
+    "task": lambda row: (row.task, row.held_since),
+    "held": lambda row: row.held_since,
+    "beat": lambda row: -(row.beat_age or 0.0),
+    "left": lambda row: row.remaining,
+    "progress": lambda row: -(row.progress.share or 0.0),
+    "deliveries": lambda row: -row.deliveries,
 }
-
-
-def listed(replies: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of all workers' replies, each with its worker's name."""
-    return [
-        {"hostname": name, **row}
-        for name, rows in replies.items()
-        if isinstance(rows, list)
-        for row in rows
-    ]
 
 
 def span(seconds: float | None) -> str:
@@ -80,69 +62,124 @@ def span(seconds: float | None) -> str:
     return f"{whole // DAY}d{whole % DAY // HOUR:02}h"
 
 
-def amount(row: Row) -> str:
-    """Return a task's progress: 3/8 (37%), 3, or nothing."""
-    progress: Mapping[str, Any] = row.get("progress") or {}
-    done, total = progress.get("done"), progress.get("total")
+def amount(row: LeaseRow) -> str:
+    """Return a task's progress: 3/8 (37%), 3, or "-"."""
+    done, total, part = row.progress.done, row.progress.total, row.progress.share
     if done is None:
         return NONE
-    part = share(row)
     return f"{done:g}" if part is None else f"{done:g}/{total:g} ({part:.0%})"
 
 
-def state(row: Row) -> str:
-    """Return a lease's state in a word or two."""
-    if row["state"] == "lost":
-        return f"lost: {row.get('lost')}"
-    return "cancelled" if row.get("cancelled") else str(row["state"])
+def state(row: LeaseRow) -> str:
+    """Return a lease's state in a few words."""
+    if row.state == "lost":
+        return f"lost: {row.lost}"
+    if row.storing:
+        return "storing result"
+    return "cancelled" if row.cancelled else row.state
 
 
-def cells(row: Row, now: float) -> tuple[str, ...]:
-    """Return one lease's cells, in the order of :data:`HEADERS`; *now* is seconds since 1970."""
+def note(row: LeaseRow) -> str:
+    """Return the next step of a lease whose holder does not reply, or its task's note."""
+    if row.runs_again_in is not None:
+        verb = "goes back" if row.state == RESTING else "runs again"
+        return f"{verb} in about {span(row.runs_again_in)}"
+    if row.heard_age is not None:
+        return f"no reply; said {span(row.heard_age)} ago: {row.progress.note}".rstrip(": ")
+    return row.progress.note
+
+
+def cells(row: LeaseRow, now: float) -> tuple[str, ...]:
+    """Return the cells of a lease, in the order of :data:`HEADERS`; *now* is seconds since 1970."""
     texts = (
-        row["task"],
-        row["id"],
-        row["hostname"],
+        row.task,
+        row.id,
+        row.shown_as or NONE,
         state(row),
-        span(max(0.0, now - row["held_since"])),
-        span(row.get("beat_age")),
-        span(row["remaining"]),
+        span(max(0.0, now - row.held_since)),
+        span(row.beat_age),
+        span(row.remaining),
         amount(row),
-        (row.get("progress") or {}).get("note") or "",
-        f"{row['deliveries']}" + (f", {row['losses']} lost" if row["losses"] else ""),
+        note(row),
+        f"{row.deliveries}" + (f", {row.losses} lost" if row.losses else ""),
     )
     return tuple(map(_clean, texts))
 
 
-def widths(table: Sequence[Sequence[str]]) -> list[int]:
-    """Return how wide the columns of some rows are, names included."""
-    return [max(map(len, column)) for column in zip(HEADERS, *table, strict=True)]
+def widths(table: Sequence[Sequence[str]], least: Mapping[str, int] = NOTHING) -> list[int]:
+    """Return the widths of the columns, headers included, and not below *least*."""
+    return [
+        max(least.get(column[0], 0), *map(len, column))
+        for column in zip(HEADERS, *table, strict=True)
+    ]
 
 
-def width(table: Sequence[Sequence[str]], names: Sequence[str] = HEADERS) -> int:
-    """Return how wide some columns are in all."""
-    wide = dict(zip(HEADERS, widths(table), strict=True))
+def width(
+    table: Sequence[Sequence[str]],
+    names: Sequence[str] = HEADERS,
+    least: Mapping[str, int] = NOTHING,
+) -> int:
+    """Return the width of the columns *names* together."""
+    wide = dict(zip(HEADERS, widths(table, least), strict=True))
     return sum(wide[name] for name in names) + 2 * (len(names) - 1)
 
 
-def fitting(table: Sequence[Sequence[str]], most: int) -> list[str]:
+def fitting(
+    table: Sequence[Sequence[str]], most: int, least: Mapping[str, int] = NOTHING
+) -> list[str]:
     """Return the names of the columns that fit a screen of *most* characters."""
     names = list(HEADERS)
     for name in LEAST:
-        if width(table, names) <= most:
+        if width(table, names, least) <= most:
             break
         names.remove(name)
     return names
 
 
-def text(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield a table of plain text, one line a row, with its headers."""
+def shortened(
+    table: Sequence[Sequence[str]], most: int, ids: Iterable[str] = ()
+) -> Sequence[Sequence[str]]:
+    """Return rows with ids shortened to a distinct length, if they are too wide otherwise.
+
+    Args:
+        table: The rows.
+        most: The width of the screen in characters.
+        ids: The ids of all leases, if some have no row.
+    """
+    if width(table) <= most:
+        return table
+    column = HEADERS.index("ID")
+    length = unique_length({*ids, *(row[column] for row in table)})
+    return [(*row[:column], row[column][:length], *row[column + 1 :]) for row in table]
+
+
+class Steady(dict[str, int]):
+    """Widths of columns that only grow, so that a table drawn again does not jump."""
+
+    def grow(self, table: Sequence[Sequence[str]]) -> Self:
+        """Add the widths of a table that is about to be drawn."""
+        self.update(zip(HEADERS, widths(table, self), strict=True))
+        return self
+
+
+def text(
+    rows: Iterable[Sequence[str]], most: int | None = None, least: Mapping[str, int] = NOTHING
+) -> Iterator[str]:
+    """Yield a table of plain text, one line a row, with its headers.
+
+    Args:
+        rows: Its rows.
+        most: The width of the screen in characters, for which columns are left out; None: a file.
+        least: The least widths of columns.
+    """
     table = list(rows)
-    wide = widths(table)
+    names = HEADERS if most is None else fitting(table, most, least)
+    wide = dict(zip(HEADERS, widths(table, least), strict=True))
     for row in [HEADERS, *table]:
-        yield "  ".join(cell.ljust(most) for cell, most in zip(row, wide, strict=True)).rstrip()
+        cells = dict(zip(HEADERS, row, strict=True))
+        yield "  ".join(cells[name].ljust(wide[name]) for name in names).rstrip()[:most]
 
 
 def _clean(text: str) -> str:
-    """Return a text without what would move a terminal's cursor or colour it."""
+    """Replace characters that would move a terminal's cursor or change its colours."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
-from celery_lease import brokers
 from celery_lease.cli import rows
-from celery_lease.cli.broker import called, reached
-from celery_lease.cli.workers import DESTINATION, EX_UNAVAILABLE, TIMEOUT, asker, tell_silent
+from celery_lease.cli.sources import sources
+from celery_lease.cli.workers import (
+    DESTINATION,
+    EX_UNAVAILABLE,
+    TIMEOUT,
+    tell_silent,
+    warn_of_namesakes,
+)
 from celery_lease.core.clock import SystemClock
+from celery_lease.core.words import counted
+from celery_lease.view import Collector
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from celery import Celery
-
-    from celery_lease.cli.rows import Row
-    from celery_lease.core.records import Recorded
+    from celery_lease.view import LeaseRow, View
 
 
 @click.command()
@@ -32,42 +38,60 @@ if TYPE_CHECKING:
 def status(
     ctx: click.Context, as_json: bool, sort: str, destination: list[str], timeout: float
 ) -> None:
-    """Show the leases that workers hold: task, since when, last beat, time left, progress.
+    """Show the leases of all workers.
 
-    If no worker replies, it shows what the broker itself has on record, where it has any. Ends with
-    69 if no worker replied, with 1 if one that was named did not.
+    The workers' answers are merged with the broker's records, if the broker has any: a lease whose
+    holder does not answer is orphaned, and its message runs again when the lease expires. Exits
+    with status 69 if no worker replied, with 1 if a worker named by -d did not reply.
     """
-    app = ctx.obj.app
-    with reached(app.connection_for_write()) as connection:
-        replies = asker(app, connection)("leases", destination, timeout, {})
-    silent = tell_silent(destination, replies, timeout)
-    found, source = rows.listed(replies), "workers"
-    if not replies and not destination:
-        found, source = _on_record(app), "broker"
-    found.sort(key=rows.SORTS[sort])
+    clock, collector = SystemClock(), Collector()
+    with sources(ctx.obj.app) as found:
+        replies = collector.collect(found, clock.now, names=destination, timeout=timeout)
+        parked = found.parked()
+    silent = found.ask is not None and tell_silent(destination, replies, timeout)
+    view = collector.view(clock.now())
+    warn_of_namesakes(view.duplicates)
+    if view.untold:
+        click.echo(view.untold, err=True)
+    leases = sorted(view.rows, key=rows.SORTS[sort])
     if as_json:
-        document = {"source": source, "workers": sorted(replies), "leases": found}
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        told = {**document(view, leases), "parked": dict(parked)}
+        click.echo(json.dumps(told, indent=2, ensure_ascii=False))
     else:
-        _show(found, replies, source)
+        _show(view, leases)
+        if parked:
+            count = counted(sum(parked.values()), "message")
+            click.echo(f"{count} parked, waiting for an exclusive key: celery -A APP lease keys")
     if silent:
         ctx.exit(1 if replies else EX_UNAVAILABLE)
 
 
-def _show(found: Sequence[Row], replies: dict[str, Any], source: str) -> None:
-    if found:
-        _table(found)
-    told = f"{len(found)} leases, {len(replies)} workers"
-    if source == "workers":
-        click.echo(told)
-    elif found:
-        click.echo(f"{len(found)} leases on the broker's record")
+def document(view: View, leases: Sequence[LeaseRow]) -> dict[str, object]:
+    """Return leases as a JSON document."""
+    return {
+        "source": "workers" if view.workers else "broker",
+        "recorded": view.recorded,
+        "workers": sorted(view.workers),
+        "duplicates": {node: sorted(who) for node, who in view.duplicates.items()},
+        "leases": [asdict(row) for row in leases],
+    }
 
 
-def _table(found: Sequence[Row]) -> None:
+def _show(view: View, leases: Sequence[LeaseRow]) -> None:
+    if leases:
+        _table(leases)
+    if view.workers:
+        click.echo(f"{counted(len(leases), 'lease')}, {counted(len(view.workers), 'worker')}")
+    elif leases:
+        click.echo(f"{counted(len(leases), 'lease')} on the broker's record")
+
+
+def _table(found: Sequence[LeaseRow]) -> None:
     now = SystemClock().wall().timestamp()
-    cells = [rows.cells(row, now) for row in found]
-    if sys.stdout.isatty():
+    cells: Sequence[Sequence[str]] = [rows.cells(row, now) for row in found]
+    most = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if most is not None:
+        cells = rows.shortened(cells, most)
         try:
             from celery_lease.cli.paint import print_table  # noqa: PLC0415  (an extra)
         except ImportError:
@@ -75,45 +99,5 @@ def _table(found: Sequence[Row]) -> None:
         else:
             print_table(found, cells)
             return
-    for line in rows.text(cells):
+    for line in rows.text(cells, most):
         click.echo(line)
-
-
-def _on_record(app: Celery) -> list[Row]:
-    """Return what the broker knows of leases without a worker."""
-    with reached(app.connection_for_read()) as connection:
-        if connection.transport.driver_type not in brokers.DRIVERS:
-            return []
-        driver = brokers.driver(connection.default_channel)
-        try:
-            if not driver.capabilities.records:
-                name = called(connection.transport.driver_type)
-                click.echo(
-                    f"{name} has no record of leases of its own: only workers know what they hold",
-                    err=True,
-                )
-                return []
-            return [_row(each) for each in driver.records().leases()]
-        finally:
-            driver.close()
-
-
-def _row(lease: Recorded) -> Row:
-    """Return a recorded lease as a worker would describe it, as far as it is known."""
-    state = "resting" if lease.resting else "held" if lease.remaining > 0 else "expired"
-    return {
-        "hostname": lease.worker.partition(":")[0],
-        "task": lease.task,
-        "id": lease.task_id,
-        "state": state,
-        "queue": lease.queue,
-        "held_since": lease.since,
-        "beat_age": None,
-        "remaining": round(lease.remaining, 3),
-        "progress": {},
-        "deliveries": lease.deliveries,
-        "losses": lease.losses,
-        "token": lease.token,
-        "tag": lease.tag,
-        "worker": lease.worker,
-    }

@@ -1,6 +1,6 @@
-"""What became of one task, what is with it now, and what happens next, in sentences.
+"""Tells the story of one task in sentences: its past, its state, and its next step.
 
-No I/O: everything that could be found out is in :class:`Facts`, and so is what could not.
+No I/O: all facts, and the missing ones, are in :class:`Facts`.
 """
 
 from __future__ import annotations
@@ -9,63 +9,55 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from celery_lease import brokers
 from celery_lease.cli.broker import called
 from celery_lease.cli.results import is_final
 from celery_lease.cli.rows import amount, span
+from celery_lease.core.dead import DEAD_AGAIN
+from celery_lease.core.words import counted
+from celery_lease.view.asking import node_of
+from celery_lease.view.row import ORPHANED, RESTING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from celery_lease.cli.results import Result
-    from celery_lease.cli.rows import Row
     from celery_lease.core.dead import DeadLetter
-    from celery_lease.core.records import Recorded, Waiting
-
-
-#: What brokers without a record of leases do not tell, and where to look instead.
-UNTOLD = {
-    "amqp": (
-        "RabbitMQ does not tell which messages wait in a queue, or which worker has one that does "
-        "not reply; how many there are: rabbitmqctl list_queues name messages_ready "
-        "messages_unacknowledged"
-    ),
-    "sqs": (
-        "SQS does not tell which messages wait in a queue, or who received one; how many there "
-        "are: ApproximateNumberOfMessages and ApproximateNumberOfMessagesNotVisible of the queue"
-    ),
-    "pgmq": (
-        "How often it was delivered, and until when it is hidden, for each queue: SELECT read_ct, "
-        "vt FROM pgmq.q_QUEUE WHERE message->'headers'->>'id' = '{id}'"
-    ),
-}
+    from celery_lease.core.keys import Parked
+    from celery_lease.core.records import Waiting
+    from celery_lease.task.checkpoints.looking import Saved
+    from celery_lease.view import LeaseRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that is known of one task."""
+    """All facts about one task."""
 
     task_id: str
-    replied: int  #: workers that were heard
+    replied: int  #: number of workers that replied
     askable: bool = True  #: workers can be asked on this broker
-    held: Sequence[Row] = ()  #: what they hold of the task
-    eta: str | None = None  #: until when a worker keeps it waiting
-    recorded: Sequence[Recorded] = ()  #: the broker's own record of its leases
+    held: Sequence[LeaseRow] = ()  #: their leases of the task
+    eta: str | None = None  #: the time until which a worker keeps it waiting
+    recorded: Sequence[LeaseRow] = ()  #: leases in the broker's records whose holders did not reply
     losses: Sequence[Mapping[str, Any]] = ()  #: deliveries that were lost
     waiting: Waiting | None = None
+    parked: Parked | None = None  #: it waits at the broker for its exclusive key
     dead: Sequence[DeadLetter] = ()
-    searched: bool = False  #: its dead-letter queues were looked into
-    result: Result | None = None  #: what the result backend has; None: no answer from there
+    searched: bool = False  #: its dead-letter queues were searched
+    result: Result | None = None  #: None: the result backend did not answer
+    checkpoint: Saved | None = None  #: what the next run begins with
+    unread: str = ""  #: why its checkpoint could not be read
     broker: str = ""  #: its transport
-    records: bool = False  #: the broker can be asked without a worker
-    reaps: bool = False  #: a worker's reaper returns what expired, not the broker
+    records: bool = False  #: the broker has records that can be read without a worker
+    reaps: bool = False  #: a worker's reaper returns expired messages, not the broker
     reaper_interval: float = 10.0
-    max_deliveries: int = 5  #: by the app's settings
-    dead_letter_queue: str = ""  #: where it goes when it was lost too often; "": the broker's rule
+    max_deliveries: int = 5  #: of the task, if no worker reported it
+    dead_letter_queue: str = ""  #: the queue for a message lost too often; "": the broker's rule
 
     @property
     def is_known(self) -> bool:
-        """Whether anybody knows the task."""
-        found = (self.held, self.recorded, self.waiting, self.dead)
+        """Whether any source knows the task."""
+        found = (self.held, self.recorded, self.waiting, self.parked, self.dead)
         return any(found) or (self.result is not None and self.result.state != "PENDING")
 
 
@@ -81,17 +73,23 @@ def tell(facts: Facts, now: float) -> Iterator[str]:
     for letter in facts.dead:
         yield (
             f"{_named(letter.task, facts)} is a dead letter in queue {letter.queue} since "
-            f"{when(letter.died_at)}: it was lost {letter.losses} times."
+            f"{when(letter.died_at)}: it was lost {counted(letter.losses, 'time')}."
         )
         yield from map(_loss, letter.history)
         yield f"Next: nothing, until somebody says: celery -A APP lease dead retry {facts.task_id}"
-    if facts.waiting and not facts.held:
+    if facts.parked and not facts.held:
+        yield from _parked(facts, facts.parked, now)
+    elif facts.waiting and not facts.held:
         yield from _waiting(facts, facts.waiting)
+    if facts.checkpoint:
+        yield _checkpoint(facts.checkpoint)
+    if facts.unread:
+        yield f"Its checkpoint could not be read: {facts.unread}"
     yield from _result(facts)
 
 
 def when(seconds: float | None) -> str:
-    """Return a time since 1970 as people write it, in UTC."""
+    """Return seconds since 1970 as a date and time in UTC, for display."""
     if seconds is None:
         return "an unknown time"
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -107,36 +105,36 @@ def _loss(entry: Mapping[str, Any]) -> str:
     return (
         f"  delivery {entry.get('deliveries')} to {entry.get('worker') or 'an unknown worker'}: "
         f"received {when(entry.get('since'))}, ended {when(entry.get('ended'))}, "
-        f"{entry.get('reason')}"
+        f"{entry.get('reason')}" + (f" ({entry['cause']})" if entry.get("cause") else "")
     )
 
 
-def _held(facts: Facts, row: Row, now: float) -> Iterator[str]:
-    """Tell of a lease as its holder describes it."""
-    name = _named(row["task"], facts)
-    count = f"delivery {row['deliveries']}, token {row['token']}"
-    if row["started_at"] is None:
+def _held(facts: Facts, row: LeaseRow, now: float) -> Iterator[str]:
+    """Yield sentences about a lease from its holder's reply."""
+    name = _named(row.task, facts)
+    count = f"delivery {row.deliveries}, token {row.token}"
+    if row.started_at is None:
         yield (
-            f"{name} waits at {row['hostname']} since {when(row['held_since'])} "
-            f"({span(now - row['held_since'])}), {count}."
+            f"{name} waits at {row.shown_as} since {when(row.held_since)} "
+            f"({span(now - row.held_since)}), {count}."
         )
         yield from _reserved_next(facts, row)
         return
     yield (
-        f"{name} runs on {row['hostname']}, process {row['pid']}, since "
-        f"{when(row['started_at'])} ({span(now - row['started_at'])}), {count}."
+        f"{name} runs on {row.shown_as}, process {row.pid}, since "
+        f"{when(row.started_at)} ({span(now - row.started_at)}), {count}."
     )
-    yield f"Its last beat was {span(row['beat_age'])} ago; it said: {_said(row)}"
+    yield f"Its last beat was {span(row.beat_age)} ago; it said: {_said(row)}"
     yield from _running_next(facts, row)
 
 
-def _said(row: Row) -> str:
-    parts = [part for part in (amount(row), row["progress"]["note"]) if part not in ("", "-")]
+def _said(row: LeaseRow) -> str:
+    parts = [part for part in (amount(row), row.progress.note) if part not in ("", "-")]
     return ", ".join(parts) or "nothing of its progress"
 
 
-def _reserved_next(facts: Facts, row: Row) -> Iterator[str]:
-    if row.get("cancelled"):
+def _reserved_next(facts: Facts, row: LeaseRow) -> Iterator[str]:
+    if row.cancelled:
         yield "Next: it is cancelled, and ends before its own code begins."
     elif facts.eta:
         yield f"Next: it starts at its ETA, {facts.eta}, and its lease is kept until then."
@@ -148,24 +146,31 @@ def _reserved_next(facts: Facts, row: Row) -> Iterator[str]:
     yield _if_lost(facts, row)
 
 
-def _running_next(facts: Facts, row: Row) -> Iterator[str]:
-    left = span(row["remaining"])
-    if row["state"] == "lost":
+def _running_next(facts: Facts, row: LeaseRow) -> Iterator[str]:
+    left = span(row.remaining)
+    if row.state == "lost":
         yield (
-            f"Its lease is lost ({row['lost']}): its next beat tells it, and whatever it returns "
+            f"Its lease is lost ({row.lost}): its next beat tells it, and whatever it returns "
             "is thrown away."
         )
         return
-    if row.get("cancelled"):
-        yield "Next: it is cancelled, and was told or is told at its next beat."
-    if row["mode"] != "heartbeat":
+    if row.storing:
         yield (
-            f"Next: in lease_mode {row['mode']!r} its lease, of another {left}, is kept for as "
+            "Its task has ended, and its outcome is being stored in the result backend: its lease "
+            "is kept until it is, up to lease_max_duration."
+        )
+        yield _if_lost(facts, row)
+        return
+    if row.cancelled:
+        yield "Next: it is cancelled, and was told or is told at its next beat."
+    if row.mode != "heartbeat":
+        yield (
+            f"Next: in lease_mode {row.mode!r} its lease, of another {left}, is kept for as "
             "long as its process lives."
         )
-    elif row.get("quiet"):
+    elif row.quiet:
         yield (
-            f"Next: it announced a quiet call of another {span(row['quiet'])}; its lease expires "
+            f"Next: it announced a quiet call of another {span(row.quiet)}; its lease expires "
             f"in {left} unless it beats."
         )
     else:
@@ -173,68 +178,100 @@ def _running_next(facts: Facts, row: Row) -> Iterator[str]:
     yield _if_lost(facts, row)
 
 
-def _if_lost(facts: Facts, row: Row) -> str:
-    back = (
-        f"the reaper of any worker returns it to queue {row['queue']} within "
-        f"{facts.reaper_interval:g}s"
-        if facts.reaps
-        else f"{called(facts.broker)} gives it out again from queue {row['queue']}"
-    )
-    return (
-        f"If it is lost, {back}; "
-        f"{_losses_left(facts, row['queue'], row['max_deliveries'], row['losses'])}."
-    )
+def _if_lost(facts: Facts, row: LeaseRow) -> str:
+    left = _losses_left(facts, row.queue, row.max_deliveries, row.losses)
+    return f"If it is lost, {_back(facts, row)}; {left}."
 
 
-def _losses_left(facts: Facts, queue: str, most: int, losses: int) -> str:
+def _losses_left(facts: Facts, queue: str, most: int | None, losses: int) -> str:
     if not facts.dead_letter_queue:
-        return f"{losses} of its deliveries were lost so far"
+        return f"{losses} of its deliveries {'was' if losses == 1 else 'were'} lost so far"
     target = facts.dead_letter_queue.replace("{queue}", queue)
-    left = max(0, most - losses)
+    target += DEAD_AGAIN if target == queue else ""
+    left = max(0, (facts.max_deliveries if most is None else most) - losses)
     if left == 0:
         return f"it goes to queue {target} instead of being run again"
-    return f"{left} more losses make it a dead letter, in queue {target}"
+    loss = "loss makes" if left == 1 else "losses make"
+    return f"{left} more {loss} it a dead letter, in queue {target}"
 
 
-def _recorded(facts: Facts, lease: Recorded, now: float) -> Iterator[str]:
-    """Tell of a lease whose holder did not reply, or is no more."""
-    name = _named(lease.task, facts)
-    queue = lease.queue
-    if lease.resting:
+def _recorded(facts: Facts, lease: LeaseRow, now: float) -> Iterator[str]:
+    """Yield sentences about a lease from the broker's records."""
+    name, left = _named(lease.task, facts), lease.remaining
+    if lease.state == RESTING:
         yield (
             f"{name} rests after its loss, so that it does not go round too fast: it goes back to "
-            f"queue {queue} in {span(lease.remaining)}."
+            f"queue {lease.queue} in {span(left)}."
         )
-    elif lease.remaining <= 0:
+    elif left <= 0:
         yield (
-            f"{name} was taken by {lease.worker} at {when(lease.since)} (delivery "
-            f"{lease.deliveries}), and its lease expired {span(-lease.remaining)} ago."
+            f"{name} was taken by {lease.worker or 'a worker'} at {when(lease.held_since)} "
+            f"(delivery {lease.deliveries}), and its lease expired {span(-left)} ago."
         )
-        yield (
-            f"Next: the reaper of any worker returns it to queue {queue} within "
-            f"{facts.reaper_interval:g}s. If there is no worker: celery -A APP lease reap"
-        )
+        yield f"Next: {_back(facts, lease)}. If there is no worker: celery -A APP lease reap"
     else:
         yield (
-            f"{name} is held by {lease.worker}, which did not reply, since {when(lease.since)} "
-            f"({span(now - lease.since)}), delivery {lease.deliveries}, token {lease.token}."
+            f"{name} is held by {_holder(facts, lease)} since {when(lease.held_since)} "
+            f"({span(now - lease.held_since)}), delivery {lease.deliveries}, token {lease.token}."
         )
         yield (
-            f"Next: its lease expires in {span(lease.remaining)} unless that worker extends it; "
-            f"then the reaper of any worker returns it to queue {queue} within "
-            f"{facts.reaper_interval:g}s."
+            f"Next: its lease expires in {span(left)} unless that worker extends it; "
+            f"then {_back(facts, lease)}."
         )
-    told = _losses_left(facts, queue, facts.max_deliveries, lease.losses + (not lease.resting))
+    # The record was made when the lease began: a message in a backoff was lost once since.
+    told = _losses_left(facts, lease.queue, lease.max_deliveries, lease.losses + 1)
     yield f"If that comes to pass, {told}."
+
+
+def _holder(facts: Facts, lease: LeaseRow) -> str:
+    if not lease.worker:
+        return "a worker that the broker does not name,"
+    if facts.askable:
+        return f"{lease.worker}, which did not reply," if lease.state == ORPHANED else lease.worker
+    return f"{lease.worker}, which cannot be asked,"
+
+
+def _back(facts: Facts, row: LeaseRow) -> str:
+    """Return a phrase for the return of a message whose lease has expired."""
+    if facts.reaps:
+        interval = facts.reaper_interval
+        return f"the reaper of any worker returns it to queue {row.queue} within {interval:.3g}s"
+    return f"{called(facts.broker)} gives it out again from queue {row.queue}"
 
 
 def _waiting(facts: Facts, waiting: Waiting) -> Iterator[str]:
     yield (
         f"{_named(waiting.task, facts)} waits in queue {waiting.queue}, {waiting.ahead} before it, "
-        f"delivered {waiting.deliveries} times so far, lost {waiting.losses} times."
+        f"delivered {counted(waiting.deliveries, 'time')} so far, "
+        f"lost {counted(waiting.losses, 'time')}."
     )
     silent = facts.askable and not facts.replied
     yield f"Next: a worker of that queue takes it{'; but no worker replied' if silent else ''}."
+
+
+def _parked(facts: Facts, parked: Parked, now: float) -> Iterator[str]:
+    use, user = parked.use, parked.user
+    holders = ", ".join(
+        f"{each.task}[{each.task_id}] on {node_of(each.worker)} since {when(each.since)}"
+        for each in use.holders
+    )
+    yield (
+        f"{_named(user.task, facts)} waits for key {use.key}, "
+        f"{f'held by {holders}' if holders else 'which nobody holds'}; "
+        f"position {parked.position} of {len(use.parked)}, "
+        f"since {when(user.since)} ({span(now - user.since)})."
+    )
+    if use.holders:
+        yield (
+            "Next: when a holder's lease ends, the first in the line goes back to the front of its "
+            "queue."
+        )
+    else:
+        yield f"Next: {_reaped(facts)} returns it to the front of queue {user.queue}."
+
+
+def _reaped(facts: Facts) -> str:
+    return f"the reaper of any worker, which looks every {facts.reaper_interval:.3g}s,"
 
 
 def _result(facts: Facts) -> Iterator[str]:
@@ -258,9 +295,9 @@ def _over(kept: Result) -> str:
 
 
 def _asked(facts: Facts) -> str:
-    """Return who was asked and did not know the task."""
+    """Return a phrase for the sources that did not know the task."""
     asked = [
-        f"the {facts.replied} workers that replied" if facts.askable else "",
+        f"the {counted(facts.replied, 'worker')} that replied" if facts.askable else "",
         "the broker" if facts.records else "the dead-letter queues" if facts.searched else "",
         "the result backend" if facts.result else "",
     ]
@@ -269,7 +306,7 @@ def _asked(facts: Facts) -> str:
 
 
 def _guess(facts: Facts) -> str:
-    """Return what a task may be that nobody knows."""
+    """Return a guess about a task that no source knows."""
     if facts.records:
         return (
             "It was never sent, its result is no longer kept, or it is with another broker or in a "
@@ -281,7 +318,7 @@ def _guess(facts: Facts) -> str:
 
 
 def _untold(facts: Facts) -> Iterator[str]:
-    """Say what nobody could be asked for, of a task that may not be over."""
+    """Yield sentences about sources that could not be asked, for a task that may not be over."""
     if facts.result and is_final(facts.result.state):
         return
     if not facts.askable:
@@ -291,8 +328,17 @@ def _untold(facts: Facts) -> Iterator[str]:
         )
     if not facts.records:
         unknown = f"{facts.broker or 'This broker'} does not tell what waits, or who holds it."
-        yield UNTOLD.get(facts.broker, unknown).format(id=facts.task_id)
+        lookup = brokers.driver_class(facts.broker).lookup
+        yield lookup.format(id=facts.task_id) if lookup else unknown
         yield "Why earlier deliveries ended is in the workers' logs."
+
+
+def _checkpoint(kept: Saved) -> str:
+    loops = f", with the place of {counted(len(kept.loops), 'loop')}" if kept.loops else ""
+    return (
+        f"Its checkpoint was saved at {kept.saved} by the run with token {kept.token}: "
+        f"{counted(kept.size, 'byte')}{loops}."
+    )
 
 
 def _named(task: str, facts: Facts) -> str:

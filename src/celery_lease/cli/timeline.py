@@ -1,7 +1,7 @@
-"""What lease events say of who held which task when: one bar for each holder.
+"""Builds a timeline from lease events: one bar for each holder.
 
-A delivery has a name of its own at the broker, so each bar is one delivery. How it ended is told by
-its worker, or, where that was killed, by whoever recovered the message, or by the next grant.
+A delivery has its own tag at the broker, so each bar is one delivery. Its end comes from its
+worker, or, if that was killed, from the worker that recovered the message, or from the next grant.
 """
 
 from __future__ import annotations
@@ -9,15 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from celery_lease.core.lease import State
+from celery_lease.view.row import ORPHANED, RESTING
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-#: Of a bar whose lease was held when the recording ended.
+    from celery_lease.view import LeaseRow
+
+#: The end of a bar whose lease was held when the recording ended.
 HELD = "held"
-#: Of a bar whose worker was too late, whether it lived or not.
+#: The end of a bar whose worker was late, even if it lived.
 LOST = "lost"
-#: After these, a task is not run again.
+#: After these ends a task is not run again.
 FINAL = frozenset({"completed", "dead-lettered"})
+#: The state of a lease whose task has not begun; the name of an unknown holder.
+RESERVED, UNKNOWN = str(State.RESERVED), "unknown"
 
 
 @dataclass(slots=True)
@@ -37,19 +44,31 @@ class Bar:
 
     @property
     def times(self) -> list[float]:
-        """All times that are known of it."""
+        """All known times of the bar."""
         return [time for time in (self.granted, self.started, self.ended) if time is not None]
 
 
 @dataclass(slots=True)
 class Timeline:
-    """Bars, made of events in the order in which they come."""
+    """Bars, built from events in the order in which they arrive."""
 
     task_id: str | None = None  #: only of this task
-    bars: dict[str, Bar] = field(default_factory=dict)  #: by the delivery's name
+    bars: dict[str, Bar] = field(default_factory=dict)  #: by the delivery's tag
+    until: float | None = None  #: when the recording ended, seconds since 1970
+
+    def begin_with(self, row: LeaseRow, at: float) -> None:
+        """Add a lease that is held when the recording begins, *at* seconds since 1970."""
+        if row.state == RESTING:
+            return  # it has no holder
+        bar = Bar(row.id, row.task, row.tag, row.hostname or UNKNOWN, token=row.token, granted=at)
+        if row.started_at is not None or row.state != RESERVED:
+            bar.started = at  # the start, or the best guess
+        if row.state == ORPHANED:
+            bar.why = "no reply"
+        self.bars[row.tag] = bar
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Take note of an event; what is no lease's is passed over."""
+        """Add an event; events of other kinds are ignored."""
         note = _NOTES.get(event["type"])
         if note is not None and self.task_id in (None, event.get("uuid")):
             note(self._bar(event), event)
@@ -69,8 +88,10 @@ class Timeline:
         return list(found.values())
 
     def span(self) -> tuple[float, float]:
-        """Return the first and the last time of all; there has to be a bar."""
+        """Return the first and the last time; there must be at least one bar."""
         times = [time for bar in self.bars.values() for time in bar.times]
+        if self.until is not None and any(bar.ended is None for bar in self.bars.values()):
+            times.append(self.until)
         return min(times), max(times)
 
     def _bar(self, event: Mapping[str, Any]) -> Bar:
@@ -89,7 +110,7 @@ def _begin(bar: Bar) -> tuple[float, int]:
 
 
 def _end_replaced(bars: list[Bar]) -> None:
-    """End bars of which nobody said so, although their task was granted to somebody else since."""
+    """End each open bar of a task that another worker was granted since."""
     for bar in bars:
         later = [
             other.granted

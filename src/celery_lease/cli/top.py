@@ -1,7 +1,7 @@
-"""``celery -A proj lease top``: the leases of all workers, again and again.
+"""``celery -A proj lease top``: shows the leases of all workers, live.
 
-One thread asks the workers and the other draws, so that keys and times go on while an answer is
-awaited. Where there is no terminal, or no rich, it prints one table of plain text after the other.
+One thread asks the workers and the other draws, so that keys and times work while an answer is
+awaited. Without a terminal, or without rich, it prints plain tables one after the other.
 """
 
 from __future__ import annotations
@@ -13,70 +13,32 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from celery_lease.cli import rows
-from celery_lease.cli.broker import reached
-from celery_lease.cli.fleet import Fleet
 from celery_lease.cli.keys import pressed
-from celery_lease.cli.workers import DESTINATION, EX_UNAVAILABLE, asker, tell_silent
+from celery_lease.cli.watch import Watch
+from celery_lease.cli.workers import DESTINATION, EX_UNAVAILABLE, tell_silent, warn_of_namesakes
 from celery_lease.core.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from celery import Celery
-
-    from celery_lease.cli.rows import Row
+    from celery_lease.view import LeaseRow, View
 
 #: Seconds between two drawings.
 DRAW_INTERVAL = 0.25
-#: Lines of a screen that are no leases: headline, column names, what was left out.
+#: Lines of a screen without leases: headline, column names, number of further leases.
 FRAME = 3
 
 
 @dataclass
-class Watch:
-    """Asks workers in a thread of its own; shares the fleet, whose parts it replaces whole."""
+class Screen(Watch):
+    """The state of the screen, with the widths of its columns."""
 
-    app: Celery
-    names: Sequence[str]
-    interval: float
-    fleet: Fleet = field(default_factory=Fleet)
-    clock: SystemClock = field(default_factory=SystemClock)
-    over: threading.Event = field(default_factory=threading.Event)
-
-    def ask_once(self) -> dict[str, Any]:
-        """Ask, with a connection for this once.
-
-        Raises:
-            click.ClickException: The broker is away.
-        """
-        with reached(self.app.connection_for_write()) as connection:
-            return self._ask(asker(self.app, connection))
-
-    def run(self) -> None:
-        """Ask again and again until it is over; a broker that is away may come back."""
-        while not self.over.is_set():
-            try:
-                with reached(self.app.connection_for_write()) as connection:
-                    ask = asker(self.app, connection)
-                    while not self.over.is_set():
-                        began = self.clock.now()
-                        self._ask(ask)
-                        self.over.wait(max(0.0, began + self.interval - self.clock.now()))
-            except click.ClickException as exc:
-                self.fleet.failed(exc.message)
-            except Exception as exc:  # noqa: BLE001  (it is shown, and asked again)
-                self.fleet.failed(repr(exc))
-            self.over.wait(self.interval)
-
-    def _ask(self, ask: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-        replies = ask("leases", self.names, self.interval, {})
-        self.fleet.heard(replies, self.clock.now())
-        return replies
+    steady: rows.Steady = field(default_factory=lambda: rows.Steady(rows.USUAL))
 
 
 @click.command()
@@ -86,9 +48,9 @@ class Watch:
     type=click.FloatRange(min=0.2),
     default=2.0,
     show_default=True,
-    help="Seconds between two questions, which is also the time that workers have to reply.",
+    help="Seconds between two updates, and for the workers to reply.",
 )
-@click.option("--once", is_flag=True, help="Ask once and print what there is.")
+@click.option("--once", is_flag=True, help="Print one table and exit.")
 @click.option("--sort", type=click.Choice(list(rows.SORTS)), default="held", show_default=True)
 @click.option(
     "-n",
@@ -107,15 +69,17 @@ def top(  # noqa: PLR0917  (click passes them by name)
     lines: int | None,
     destination: list[str],
 ) -> None:
-    """Show the leases of all workers, live. Keys: q quits, s sorts by the next column.
+    """Show the leases of all workers, live.
 
-    In a pipe, or without rich, it prints a table of plain text at each interval. A solo worker
-    replies while its task runs, but not while a plain one does.
+    Keys: q quits, s sorts by the next column. In a pipe, or without rich, it prints a table of
+    plain text at each interval. A solo worker replies while a leased task runs in it, but not while
+    a plain one does.
     """
-    watch = Watch(ctx.obj.app, destination, interval)
-    replies = watch.ask_once()
+    watch = Screen(ctx.obj.app, destination, interval)
+    replies, askable = watch.ask_once()
     if once:
-        silent = tell_silent(destination, replies, interval)
+        silent = askable and tell_silent(destination, replies, interval)
+        warn_of_namesakes(watch.look().duplicates)
         _print(watch, sort, lines)
         if silent:
             ctx.exit(1 if replies else EX_UNAVAILABLE)
@@ -124,7 +88,7 @@ def top(  # noqa: PLR0917  (click passes them by name)
         _follow(watch, sort, lines)
 
 
-def _follow(watch: Watch, sort: str, lines: int | None) -> None:
+def _follow(watch: Screen, sort: str, lines: int | None) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the terminal is restored
     threading.Thread(target=watch.run, name="celery-lease-top", daemon=True).start()
     try:
@@ -142,13 +106,14 @@ def _follow(watch: Watch, sort: str, lines: int | None) -> None:
         watch.over.set()
 
 
-def _draw(watch: Watch, show: Callable[..., None], sort: str, lines: int | None) -> None:
+def _draw(watch: Screen, show: Callable[..., None], sort: str, lines: int | None) -> None:
     with pressed() as key:
         while True:
-            found = watch.fleet.rows(sort, watch.clock.now())
-            headline = f"{watch.fleet.headline(found)}   by {sort}; q quits, s sorts"
+            view = watch.look()
+            found = sorted(view.rows, key=rows.SORTS[sort])
+            headline = f"{_headline(watch, view)}   by {sort}; q quits, s sorts"
             most = _most(lines)
-            show(headline, found[:most], _cells(found[:most]), len(found) - most)
+            show(headline, found[:most], _cells(found, most), len(found) - most)
             match key(DRAW_INTERVAL):
                 case "q":
                     return
@@ -157,34 +122,45 @@ def _draw(watch: Watch, show: Callable[..., None], sort: str, lines: int | None)
                     sort = names[(names.index(sort) + 1) % len(names)]
 
 
-def _print_again_and_again(watch: Watch, sort: str, lines: int | None) -> None:
+def _print_again_and_again(watch: Screen, sort: str, lines: int | None) -> None:
     shown: float | None = None
     while not watch.over.is_set():
-        if watch.fleet.trouble:
-            click.echo(watch.fleet.trouble, err=True)
-        elif watch.fleet.asked_at != shown:
-            shown = watch.fleet.asked_at
+        if trouble := watch.trouble():
+            click.echo(trouble, err=True)
+        elif watch.collector.asked_at != shown:
+            shown = watch.collector.asked_at
             _print(watch, sort, lines)
             click.echo()
         watch.over.wait(watch.interval)
 
 
-def _print(watch: Watch, sort: str, lines: int | None) -> None:
-    found = watch.fleet.rows(sort, watch.clock.now())
+def _print(watch: Screen, sort: str, lines: int | None) -> None:
+    view = watch.look()
+    found = sorted(view.rows, key=rows.SORTS[sort])
     most = lines or (_most(None) if sys.stdout.isatty() else len(found))
-    click.echo(watch.fleet.headline(found))
-    for line in rows.text(_cells(found[:most])):
+    click.echo(_headline(watch, view))
+    cells = _cells(found, most)
+    wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in rows.text(cells, wide, watch.steady.grow(cells)):
         click.echo(line)
     if len(found) > most:
         click.echo(f"and {len(found) - most} more")
 
 
+def _headline(watch: Screen, view: View) -> str:
+    parts = [view.headline(), watch.trouble(), view.untold]
+    return "; ".join(filter(None, parts))
+
+
 def _most(lines: int | None) -> int:
-    """Return how many leases fit on the screen, which may change its size."""
+    """Return the number of leases that fit the screen, which may change its size."""
     fitting = max(1, shutil.get_terminal_size().lines - FRAME)
     return fitting if lines is None else min(lines, fitting)
 
 
-def _cells(found: Sequence[Row]) -> list[tuple[str, ...]]:
+def _cells(found: Sequence[LeaseRow], most: int) -> Sequence[Sequence[str]]:
     now = SystemClock().wall().timestamp()
-    return [rows.cells(row, now) for row in found]
+    cells = [rows.cells(row, now) for row in found[:most]]
+    if not sys.stdout.isatty():
+        return cells
+    return rows.shortened(cells, shutil.get_terminal_size().columns, (row.id for row in found))

@@ -1,46 +1,37 @@
-"""Asking workers by remote control, for the commands that look at leases or end tasks."""
+"""Asks workers by remote control, for the commands."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_lease.cli.broker import EX_UNAVAILABLE, called
-from celery_lease.worker.control import WHO  # and ``celery inspect leases`` knows it by this
+from celery_lease import brokers
+from celery_lease.cli.broker import EX_UNAVAILABLE, called, hint, reached
+from celery_lease.cli.ids import expanded_by_leases
+from celery_lease.core.driver import NO_BROADCASTS
+from celery_lease.view import Sources
+from celery_lease.view.asking import Asker, is_askable, node_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from celery import Celery
+
+    Found = dict[str, tuple[str, Mapping[str, Any]]]  # by task
 
 __all__ = [
     "DESTINATION",
     "EX_UNAVAILABLE",
     "TIMEOUT",
-    "WITHOUT_REMOTE_CONTROL",
     "CannotAsk",
     "asker",
+    "best_answers",
     "is_askable",
-    "replies_to",
+    "replies_about",
     "tell_silent",
+    "warn_of_namesakes",
 ]
-
-NO_BROADCASTS = "Celery's remote control needs broadcasts, which kombu does not have there"
-#: Brokers on which no worker can be asked, by kombu's names, and why. On SQS a try leaves a queue.
-#: On pgmq, kombu 5.7.0 names its reply queue longer than pgmq 1.13 allows, calls a send_topic that
-#: pgmq does not have, and binds reply queues only within a process.
-WITHOUT_REMOTE_CONTROL = {
-    "sqs": NO_BROADCASTS,
-    "pgmq": "the names and calls of Celery's remote control are none that pgmq takes",
-}
-#: How the names of the commands of :mod:`celery_lease.worker.control` begin, which plain Celery
-#: does not know.
-OURS = "lease"
-
-#: Seconds that a question goes on at the server after its end.
-LEFT_BEHIND = 0.05
 
 DESTINATION = click.option(
     "-d",
@@ -60,39 +51,13 @@ TIMEOUT = click.option(
 )
 
 
-def replies_to(
-    app: Celery,
-    command: str,
-    names: Sequence[str] = (),
-    *,
-    timeout: float,
-    arguments: dict[str, Any] | None = None,
-    connection: Any = None,
-    limit: int | None = None,
-) -> dict[str, Any]:
-    """Return the workers' replies by their names; those named, or all that answer in time.
-
-    It waits for no more than *limit* of them, or than are named.
-    """
-    replies: Any = app.control.broadcast(
-        command,
-        arguments=arguments,
-        destination=list(names) or None,
-        connection=connection,
-        reply=True,
-        timeout=timeout,
-        limit=limit or len(names) or None,
-    )
-    return {name: reply for each in replies or () for name, reply in each.items()}
-
-
 class CannotAsk(click.ClickException):
     """The broker carries no remote control commands."""
 
     exit_code = EX_UNAVAILABLE
 
     def __init__(self, transport: str) -> None:
-        why = WITHOUT_REMOTE_CONTROL.get(transport, NO_BROADCASTS)
+        why = brokers.driver_class(transport).unaskable or NO_BROADCASTS
         super().__init__(
             f"workers on {called(transport)} cannot be asked or told anything: {why}. What they "
             "hold is in their logs, metrics and health endpoints (lease_health_port); of one task "
@@ -101,57 +66,87 @@ class CannotAsk(click.ClickException):
         )
 
 
-def is_askable(connection: Any) -> bool:
-    """Whether remote control commands reach workers on a *connection*'s broker."""
-    silent = connection.transport.driver_type in WITHOUT_REMOTE_CONTROL
-    return not silent and bool(connection.supports_exchange_type("fanout"))
-
-
-def asker(
-    app: Celery, connection: Any
-) -> Callable[[str, Sequence[str], float, dict[str, Any]], dict[str, Any]]:
-    """Return what asks workers by an open *connection*, again and again.
-
-    A command of leases goes to no worker that does not know it, unless it is named: a plain Celery
-    worker would write a traceback to its log.
+def asker(app: Celery, connection: Any) -> Asker:
+    """Return an asker for an open *connection*, for any number of questions.
 
     Raises:
         CannotAsk: The broker carries no remote control commands.
     """
     if not is_askable(connection):
         raise CannotAsk(connection.transport.driver_type)
-    channel = connection.default_channel
-    if hasattr(channel, "brpop_timeout"):
-        # Redis: a question that took all of its time leaves a request for more replies behind, and
-        # until that is answered kombu reads no reply to the next one.
-        channel.brpop_timeout = LEFT_BEHIND
-
-    def asked(
-        command: str, names: Sequence[str], timeout: float, arguments: dict[str, Any]
-    ) -> dict[str, Any]:
-        ask = partial(replies_to, app, timeout=timeout, connection=connection)
-        if names or not command.startswith(OURS):
-            return ask(command, names, arguments=arguments)
-        stats = ask("stats", arguments=WHO)
-        leased = [name for name, each in stats.items() if "lease" in each]
-        if not leased:
-            return {}
-        # One that is too busy to say what it is hears of it too, where that can do no harm.
-        names = leased if len(leased) < len(stats) else ()
-        return ask(command, names, arguments=arguments, limit=len(leased))
-
-    return asked
+    return Asker(app, connection)
 
 
-def tell_silent(names: Sequence[str], replies: dict[str, Any], timeout: float) -> bool:
-    """Say on stderr which workers did not answer; return whether there are any."""
-    silent = [name for name in names if name not in replies]
+def replies_about(
+    ctx: click.Context,
+    tasks: Sequence[str],
+    timeout: float,
+    command: str,
+    arguments: Callable[[list[str]], dict[str, Any]],
+) -> tuple[list[str], Mapping[str, Any]]:
+    """Send all workers a command about tasks; exit with status 69 if none replies.
+
+    Args:
+        ctx: The context of the click command.
+        tasks: Ids of tasks, or their unique beginnings.
+        timeout: Seconds for the replies.
+        command: The remote control command.
+        arguments: Makes its arguments of the whole ids.
+
+    Returns:
+        The whole ids, and the replies by worker.
+    """
+    app = ctx.obj.app
+    with reached(app.connection_for_write()) as connection:
+        ask = asker(app, connection)
+        ids = expanded_by_leases(tasks, Sources(ask=ask, records=None), timeout)
+        replies = ask(command, [], timeout, arguments(ids))
+    if tell_silent([], replies, timeout):
+        ctx.exit(EX_UNAVAILABLE)
+    warn_of_namesakes(ask.duplicates)
+    return ids, replies
+
+
+def best_answers(replies: Mapping[str, Any], ranks: Sequence[str]) -> Found:
+    """Return for each task that a worker knows the worker whose answer counts, and that answer.
+
+    Args:
+        replies: By worker; those of ``lease_cancel`` and ``lease_hand_over``.
+        ranks: The states that count, the one that counts most at the end.
+    """
+    found: Found = {}
+    for name, reply in replies.items():
+        for task_id, what in (reply.get("tasks") or {}).items():
+            if what["state"] in ranks and (
+                task_id not in found
+                or ranks.index(what["state"]) > ranks.index(found[task_id][1]["state"])
+            ):
+                found[task_id] = name, what
+    return found
+
+
+def tell_silent(names: Sequence[str], replies: Iterable[str], timeout: float) -> bool:
+    """Report on stderr the workers that did not answer; return whether there are any."""
+    replied = {node_of(label) for label in replies}
+    silent = [name for name in names if name not in replied]
     for name in silent:
         click.echo(f"{name}: no reply within {timeout:g} s", err=True)
-    if not names and not replies:
+    if not names and not replied:
         click.echo(
             f"no worker with leases replied within {timeout:g} s. Is one running on this broker, "
-            "with worker_enable_remote_control? One that is busy may need more time: --timeout",
+            "with worker_enable_remote_control? One that is busy may need more time: --timeout."
+            f"{hint()}",
             err=True,
         )
-    return bool(silent) or not replies
+    return bool(silent) or not replied
+
+
+def warn_of_namesakes(duplicates: Mapping[str, Sequence[str]]) -> None:
+    """Report on stderr the workers that share a node name."""
+    for node, who in sorted(duplicates.items()):
+        click.echo(
+            f"warning: {len(who)} workers are named {node}: {', '.join(sorted(who))}. Commands "
+            "reach all of them, and monitors take them for one. Give each a name of its own: "
+            "celery worker -n NAME@%h",
+            err=True,
+        )

@@ -1,24 +1,25 @@
-"""What a lease is, and who decides what. Everything else in this package carries it out.
+"""The semantics of leases: the states of a lease, and who decides about what.
 
-A *message* is one broker delivery of one task. A *lease* is one worker's right to run it, bounded
+A *message* is one broker delivery of one task. A *lease* is one worker's right to run it, limited
 in time: it expires at the last *beat* plus ``lease_extension``. Beats come from the task; the
 worker's *keeper* turns them into extensions at the broker, in batches. A task that hangs stops
-beating, its lease runs out, and the message is run elsewhere: that is the feature.
+beating, its lease expires, and the message runs elsewhere: that is the feature.
 
 The way of a message::
 
     received ─ claim ─► RESERVED ─ start ─► RUNNING ─┬─► COMPLETED   acknowledged, or dropped
                            │                   │      ├─► RELEASED    back in its queue
-                           └───────────────────┴──────┴─► LOST        expired, or somebody else's
+                           └───────────────────┴──────┴─► LOST        expired, or another holder's
 
-Who is authoritative:
+Who decides about what:
 
-* The broker decides who holds a message, by its own clock. A worker's *deadline* is only a bound on
-  its trust: counted from before the call that moved the expiry, so never later than the broker's.
-* The task decides whether it makes progress, by beating. Nothing beats for it unless its
-  ``lease_mode`` says so.
-* The worker decides nothing while it knows nothing: an extension that was not answered is neither a
-  renewal nor a loss, and is asked again until the deadline.
+* The broker decides who holds a message, by its own clock. A worker's *deadline* only limits its
+  trust: it is counted from before the call that moved the expiry, so it is never later than the
+  broker's expiry.
+* The task decides whether it makes progress, by beating. Nothing beats in its place unless its
+  ``lease_mode`` allows that.
+* Without an answer the worker decides nothing: an extension that was not answered is neither a
+  renewal nor a loss, and is repeated until the deadline.
 
 What happens when:
 
@@ -28,11 +29,12 @@ the worker is killed            the same; its task processes cannot complete wha
 a lease expires                 any reaper returns the message, counted as a loss
 a plain message is overdue      the same sweep returns it, by kombu's rule, not counted
 the broker does not answer      asked ever less often; the task runs on until its deadline
-a loser beats                   ``LeaseLost``, at that beat and at every further one
-a loser returns                 its outcome is thrown away unless the broker confirms the lease
-a loser acknowledges            nothing: its delivery's name is unknown to the broker by then
-the connection breaks           leases that run are kept, what waits goes back to its queue
+a former holder beats           ``LeaseLost``, at that beat and at every further one
+a former holder returns         its outcome is discarded unless the broker confirms the lease
+a former holder acknowledges    nothing: its delivery's tag is unknown to the broker by then
+the connection breaks           leases of running tasks are kept, reserved messages go back
 ==============================  ================================================================
 
-This package is the standard library only, does no I/O, and asks the time from :mod:`.clock`.
+This package uses the standard library only, does no I/O, and reads the time from :mod:`.clock`. The
+memory that processes share is in :mod:`celery_lease.board`.
 """

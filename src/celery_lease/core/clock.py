@@ -1,12 +1,13 @@
-"""The only place that asks the operating system what time it is.
+"""The only module that reads the time from the operating system.
 
-Two kinds of time, never mixed: :meth:`Clock.now` is seconds on a clock that all processes of one
-host share, that only moves forward and that also counts while the host is suspended; it orders
-beats and deadlines. :meth:`Clock.wall` is an aware date for people to read and decides nothing.
+There are two kinds of time, never mixed: :meth:`Clock.now` is seconds on a monotonic clock that all
+processes of one host share, and that also counts while the host is suspended; beats and deadlines
+use it. :meth:`Clock.wall` is an aware date for display and decides nothing.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from datetime import UTC, datetime
 from functools import partial
@@ -16,11 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # CLOCK_BOOTTIME counts suspend, CLOCK_MONOTONIC on Linux does not: a lease goes on expiring at the
-# broker while the host sleeps. Elsewhere (macOS, BSD) the monotonic clock is the nearest there is.
+# broker while the host sleeps. Elsewhere (macOS, BSD) the monotonic clock is the best available.
 BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", 1))
 
 #: Seconds on the host's clock, see :meth:`SystemClock.now`; one C call, for the beat.
-host_seconds: Callable[[], float] = partial(time.clock_gettime, BOOT_CLOCK)
+host_seconds: Callable[[], float] = (
+    time.monotonic if sys.platform == "win32" else partial(time.clock_gettime, BOOT_CLOCK)
+)
+
+#: Processor seconds that the calling thread has used, for measurements.
+thread_seconds: Callable[[], float] = time.thread_time
 
 
 class Clock(Protocol):

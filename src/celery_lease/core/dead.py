@@ -1,4 +1,4 @@
-"""Messages that were given up: lost so often that nobody shall try them again by himself."""
+"""Dead letters: messages that were lost too often; they run again only if they are replayed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
+#: Suffix of the dead-letter queue for messages of a dead-letter queue.
+DEAD_AGAIN = ".dead"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
     """One message in a dead-letter queue."""
@@ -17,33 +21,33 @@ class DeadLetter:
     task: str
     queue: str  #: the dead-letter queue
     origin: str  #: the queue it came from
-    key: str = ""  #: the broker's own name of where it came from, priority included
+    key: str = ""  #: the broker's own name of that queue, priority included
     died_at: float | None = None  #: seconds since 1970 by the broker's clock
     losses: int = 0
-    history: tuple[Mapping[str, Any], ...] = ()  #: the deliveries that were lost, the last of them
+    history: tuple[Mapping[str, Any], ...] = ()  #: its lost deliveries; only the last of them
     headers: Mapping[str, Any] = field(default_factory=dict)
     body: str = ""
     text: bytes = field(repr=False)
 
 
 class DeadLetters(Protocol):
-    """The dead-letter queues of a broker. All raise what the client library raises."""
+    """The dead-letter queues of a broker. All methods raise the errors of the client library."""
 
     def queues(self, likely: Sequence[str]) -> list[str]:
-        """Return the names of the queues that hold something.
+        """Return the names of the dead-letter queues that are not empty.
 
-        Of a broker that cannot be asked for them, of those that are *likely* to.
+        If the broker cannot list queues, only the *likely* ones are looked at.
         """
         ...
 
     def letters(self, queue: str) -> Iterator[DeadLetter]:
-        """Yield what lies in a *queue*, the oldest first."""
+        """Yield the letters in a *queue*, the oldest first."""
         ...
 
     def retry(self, letter: DeadLetter) -> bool:
-        """Send a letter back to the queue it came from; False: it is not there any more."""
+        """Replay a letter to its own queue; False: it is no longer there."""
         ...
 
     def purge(self, letter: DeadLetter) -> bool:
-        """Throw a letter away; False: it is not there any more."""
+        """Discard a letter; False: it is no longer there."""
         ...

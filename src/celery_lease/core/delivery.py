@@ -1,4 +1,4 @@
-"""What crosses between a broker driver and everything above it.
+"""The data between a broker driver and its callers, and the interface of a holder.
 
 A driver acts and translates, it never decides. Its answers have three values, and the third,
 :attr:`Answer.UNKNOWN`, is neither a renewal nor a loss: the holder goes on until its deadline.
@@ -14,90 +14,96 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from celery_lease.core.dead import DeadLetters
-    from celery_lease.core.records import Records
+    from celery_lease.core.keys import Exclusive, KeyAnswer
 
 
 class Answer(Enum):
-    """What the broker says of one lease."""
+    """The broker's answer about one lease."""
 
-    HELD = "held"  #: done, and the lease was the asker's own
-    LOST = "lost"  #: nothing was changed; the delivery is over or somebody else's
-    UNKNOWN = "unknown"  #: no answer; it may or may not have been done
+    HELD = "held"  #: done, and the lease was the caller's own
+    LOST = "lost"  #: nothing was changed; the delivery is over or has another holder
+    UNKNOWN = "unknown"  #: no answer; the call may or may not have taken effect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a consumer asks for when it takes a message under a lease."""
+    """The terms on which a consumer takes a message under a lease."""
 
     seconds: float  #: time until the lease expires
-    longest: float = 0.0  #: seconds for which the lease may be wanted in all, extensions included
-    about: Mapping[str, Any] = field(default_factory=dict)  #: kept beside the claim, for people
+    longest: float = 0.0  #: seconds for which the lease may be needed in all, extensions included
+    waits: bool = False  #: an expiry is no loss before the driver's ``begin`` is called
+    about: Mapping[str, Any] = field(default_factory=dict)  #: stored beside the claim, for people
+    exclusive: Exclusive | None = None  #: the key that its task needs; where there are ``keys``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """One delivery of one message, held by one consumer under a lease."""
 
-    tag: str  #: names this delivery, and only this one, at the broker: the fence
+    tag: str  #: the delivery id at the broker, never used for another delivery: the fence
     token: int  #: fencing token; grows over all deliveries of a task id
     queue: str
     deliveries: int  #: this one included
-    losses: int  #: earlier deliveries that ended by crash or expiry, as far as that is known
+    losses: int  #: known earlier deliveries that ended by a crash or an expiry
     asked_at: float  #: clock reading before the call that made the claim
     seconds: float  #: granted for this long, counted from no earlier than ``asked_at``
-    provisional: bool = False  #: the broker's own expiry is another yet: to be extended soon
-    limit: float = math.inf  #: seconds after ``asked_at`` beyond which nothing can extend it
-    delivery_limit: int | None = None  #: after so many the broker dead-letters it by itself
+    provisional: bool = False  #: the broker's own expiry is different yet: extend it soon
+    limit: float = math.inf  #: seconds after ``asked_at`` beyond which no extension is possible
+    delivery_limit: int | None = None  #: the broker dead-letters it by itself after this many
+    turned_away: KeyAnswer | None = None  #: its task is to be revoked, not run
+    parked_at: float | None = None  #: since when it waited for its key, in seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """Ask that a lease expire ``seconds`` from when the broker reads this."""
+    """A request that a lease expire ``seconds`` after the broker has read it."""
 
     tag: str
     seconds: float
-    late: bool = False  #: accept a lease that has expired but that nobody took since
+    late: bool = False  #: accept a lease that has expired, if there is no other holder since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaped:
-    """A message whose holder was too late, and that is back in its queue."""
+    """A message whose holder was late, and that is back in its queue."""
 
     tag: str
     queue: str
     late: float  #: seconds between expiry and reaping
     about: Mapping[str, Any]
-    leased: bool = True  #: else a plain one, after the broker's visibility timeout
-    error: str = ""  #: why it could not be returned; it stays, and is tried again later
+    leased: bool = True  #: False: a plain message, after the broker's visibility timeout
+    error: str = ""  #: the reason why it could not be returned; it stays, and is tried again later
     unclaimed: bool = False  #: it was on its way to a worker that never claimed it
-    rested: bool = False  #: it was given up before, and only waited for its time to go back
+    rested: bool = False  #: its backoff before the next delivery is over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a broker can and cannot do, for the checks at start and for the docs."""
+    """The abilities of a broker, for the checks at start and for the docs."""
 
     extends: bool  #: an expiry can be moved
-    fences: bool  #: the broker itself turns away a former holder
-    confirms: bool  #: the broker can say whether an expired lease is still the asker's
+    fences: bool  #: the broker itself refuses a former holder
+    confirms: bool  #: the broker can confirm an expired lease that is still the caller's
     granularity: float  #: seconds; expiries are rounded to this
-    tells_losses: bool = True  #: else those count that this process has seen
-    reaps: bool = False  #: expired messages come back by the driver, not by the broker itself
-    buries: bool = False  #: dead letters are the driver's to move, not the broker's
-    drops: bool = False  #: the broker does something of its own with what is dropped
-    records: bool = False  #: what is held, waits or was lost can be looked up without a worker
+    tells_losses: bool = True  #: False: only losses that this process has seen count
+    reaps: bool = False  #: the driver returns expired messages, not the broker itself
+    buries: bool = False  #: the driver moves dead letters, not the broker
+    drops: bool = False  #: the broker has a treatment of its own for dropped messages
+    records: bool = False  #: held, waiting and lost messages can be looked up without a worker
+    outlives: bool = True  #: a lease outlives the connection by which its message came
+    checkpoints: bool = False  #: checkpoints can be kept beside the messages
+    keys: bool = False  #: exclusive keys can be enforced
 
 
 class Holder(Protocol):
-    """The consumer's side of leasing: decides what a channel only carries out."""
+    """The consumer's side of leasing: makes the decisions that a channel carries out."""
 
     def terms(self, message: Any) -> Terms | None:
         """Return the terms on which to take *message*, or None to take it without a lease."""
         ...
 
     def claimed(self, claim: Claim, message: Any) -> None:
-        """Take note of a message that was just claimed, before anybody sees it."""
+        """Store a message that was just claimed, before anything else handles it."""
         ...
 
     def complete(self, tag: str) -> None:
@@ -105,11 +111,11 @@ class Holder(Protocol):
         ...
 
     def drop(self, tag: str) -> None:
-        """Drop the message, where the broker tells that from an acknowledgement."""
+        """Drop the message, where the broker distinguishes that from an acknowledgement."""
         ...
 
     def lost(self, tags: Sequence[str]) -> None:
-        """Take note that the broker has given messages to others, whatever their leases say."""
+        """Mark leases as lost whose messages the broker has delivered elsewhere."""
         ...
 
     def hand_back(self, tags: Sequence[str], *, front: bool) -> None:
@@ -117,78 +123,32 @@ class Holder(Protocol):
         ...
 
     def keeps(self, tag: str) -> bool:
-        """Tell whether work on the message goes on although its channel closes."""
+        """Return whether work on the message goes on after its channel is closed."""
+        ...
+
+    def outran(self, message: Any, held: float, queue: str, timeout: float) -> bool:
+        """Handle the return of a message without a lease: the broker waits no longer.
+
+        Args:
+            message: The message; it is settled already.
+            held: Seconds since its receipt.
+            queue: Its queue.
+            timeout: Seconds that the broker waits; 0: it has closed the channel, perhaps for this.
+
+        Returns:
+            Whether its task has begun: then its return counts as a failure.
+        """
+        ...
+
+    def parked(self, message: Any, queue: str, by: str) -> None:
+        """Take note that a message waits at the broker for its key, which task *by* holds."""
         ...
 
     def unclaimed(self, attempt: Any) -> None:
-        """Return a message whose claim failed or was not answered, as soon as that works."""
+        """Return a message whose claim failed or was not answered, as soon as possible."""
         ...
 
     @property
     def backlogged(self) -> bool:
-        """Whether the broker refuses writes, so that nothing more should be taken from it."""
-        ...
-
-
-class Driver(Protocol):
-    """Leases at one broker. Methods may be called from any thread and block for a bounded time."""
-
-    capabilities: Capabilities
-
-    def extend(self, renewals: Sequence[Renewal], *, timeout: float) -> list[Answer]:
-        """Move expiries, all in as few round trips as the broker allows, never raising."""
-        ...
-
-    def complete(self, tags: Sequence[str]) -> list[Answer]:
-        """Acknowledge messages whose claim is still the asker's, never raising."""
-        ...
-
-    def drop(self, tags: Sequence[str]) -> list[Answer]:
-        """Drop messages, never raising; where the broker tells that from :meth:`complete`."""
-        ...
-
-    def hand_back(self, tags: Sequence[str], *, orderly: bool, front: bool) -> list[Answer]:
-        """Return messages to their queues; an orderly return does not count as a loss."""
-        ...
-
-    def return_unclaimed(self, attempts: Sequence[Any]) -> list[Answer]:
-        """Return messages that were taken from a queue but maybe never claimed."""
-        ...
-
-    def reap(self, *, limit: int) -> list[Reaped]:
-        """Return up to *limit* expired leases to their queues.
-
-        What could not be returned is told of too, beyond the limit.
-
-        Raises:
-            OSError: The broker did not answer; try again at the next sweep.
-        """
-        ...
-
-    def overdue(self, *, limit: int) -> list[Reaped]:
-        """Return what :meth:`reap` would return, and change nothing; where the driver reaps.
-
-        Raises:
-            OSError: The broker did not answer.
-        """
-        ...
-
-    def bury(self, tag: str, queue: str) -> Answer:
-        """Move a held message to a dead-letter queue, never raising; where the driver buries.
-
-        Asked again after :attr:`Answer.UNKNOWN`, it says whether the message got there. At a broker
-        that cannot move a message in one step, it may get there twice, but never not at all.
-        """
-        ...
-
-    def dead_letters(self) -> DeadLetters:
-        """Return the dead-letter queues; where the driver buries."""
-        ...
-
-    def records(self) -> Records:
-        """Return what can be looked up without a worker; where the driver records."""
-        ...
-
-    def close(self) -> None:
-        """Close this driver's own connections."""
+        """Whether no more messages should be taken, such as while returns to the broker fail."""
         ...

@@ -1,11 +1,11 @@
-"""Proof of progress inside one process: who beats, when it was last, and who wants to hear of it.
+"""Proof of progress inside one process: the last beat, and callbacks for each beat.
 
-A beat takes no lock. It stands in the innermost loop of the work, may run inside a signal handler
-that interrupted another beat, and may be the first thing that a forked child does; a lock would
-cost more than the rest of the beat and could deadlock in the latter two. What it writes are
-single attribute assignments, and CPython switches threads (and runs signal handlers) at calls and
-backward jumps only, so the two short updates in :meth:`Heartbeat.beat` are each undivided. Were
-they not, the harm would be a beat that counts some microseconds too early, never too late.
+A beat takes no lock. It runs in the innermost loop of the work, perhaps inside a signal handler
+that interrupted another beat, or as the first code of a forked child; a lock would cost more than
+the rest of the beat and could deadlock in the latter two. Its writes are single attribute
+assignments, and CPython switches threads (and runs signal handlers) at calls and backward jumps
+only, so the two short updates in :meth:`Heartbeat.beat` are each undivided. Otherwise a beat could
+count some microseconds too early, but never too late.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Remembers the last beat and tells its callbacks about every one. Thread-safe.
+    """Stores the time of the last beat and calls its callbacks at every beat. Thread-safe.
 
     Example::
 
@@ -39,34 +39,34 @@ class Heartbeat:
     __slots__ = ("_beats", "_callbacks", "_last", "_lock", "_now")
 
     def __init__(self, clock: Clock | None = None) -> None:
-        """Start counting the silence from now.
+        """Start without a beat; the silence counts from now.
 
         Args:
-            clock: Where the time comes from; None: the host's clock.
+            clock: The source of time; None: the host's clock.
         """
         self._now = (clock or SystemClock()).now
         self._last = self._now()
         self._beats = 0
-        # Replaced, never changed in place: a beat goes through whichever it found.
+        # Replaced, never changed in place: a beat uses the tuple that it found.
         self._callbacks: tuple[Callable[[], None], ...] = ()
         # Guards the replacement of _callbacks; add_callback and remove_callback take it, beats not.
         self._lock = threading.Lock()
 
     @property
     def beats(self) -> int:
-        """How many beats there were; a number that changed means a beat that is new."""
+        """The number of beats; a change of it means a new beat."""
         return self._beats
 
     def beat(self) -> None:
         """Prove progress, then run the callbacks in this thread, in the order they were added.
 
-        A callback that raises is logged with its traceback and the next one runs all the same.
+        An exception of a callback is logged with its traceback, and the next callback runs.
         """
         now = self._now()
-        # Another thread may have written a later one. Not max(): a call is where threads switch.
+        # Another thread may have written a later time. Not max(): threads switch at a call.
         if now > self._last:  # noqa: PLR1730
             self._last = now
-        self._beats += 1  # after the time: who sees the number sees its time as well
+        self._beats += 1  # after the time: a reader of the number finds its time
         if self._callbacks:
             self._tell(self._callbacks)
 
@@ -76,17 +76,17 @@ class Heartbeat:
         return self._now() - last
 
     def add_callback(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` run at every beat, in the beating thread and outside any lock.
+        """Call ``callback`` at every beat, in the beating thread and outside any lock.
 
-        Added twice, it runs twice.
+        If it is added twice, it is called twice.
         """
         with self._lock:
             self._callbacks = (*self._callbacks, callback)
 
     def remove_callback(self, callback: Callable[[], None]) -> None:
-        """Take one registration of ``callback`` back.
+        """Remove one registration of ``callback``.
 
-        A beat that another thread began before may still run it once.
+        A beat that another thread has begun may still call it once.
 
         Raises:
             ValueError: It is not registered.

@@ -4,12 +4,12 @@
 
     RESERVED ──start──► RUNNING ──┬─► COMPLETED     acknowledged (or dropped)
         │                  │      ├─► RELEASED      back in its queue
-        └──────────────────┴──────┴─► LOST          expired, or taken by somebody else
+        └──────────────────┴──────┴─► LOST          expired, or taken by another holder
 
 Invariants: an expiry is exactly the last beat plus the extension (or the end of a quiet period);
 a lease without a new beat is never due; a deadline is counted from before the call that moved it,
-so it is never later than the broker's own, and an earlier one (after a quiet period) is obeyed from
-before it is asked for; a lease that ended stays as it ended.
+so it is never later than the broker's own, and an earlier one (after a quiet period) holds from
+before the call that sets it; a lease that ended keeps its end.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from celery_lease.core.delivery import Answer, Claim, Renewal
+from celery_lease.core.loss import LossReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class State(StrEnum):
-    """Where a lease stands."""
+    """The state of a lease."""
 
     RESERVED = "reserved"
     RUNNING = "running"
@@ -37,18 +38,9 @@ class State(StrEnum):
     RELEASED = "released"
 
 
-class Lost(StrEnum):
-    """Why a lease was lost."""
-
-    EXPIRED = "expired"
-    TAKEN = "another delivery owns the message"
-    MAX_DURATION = "lease_max_duration reached"
-    LIMIT = "the broker holds no message longer"
-
-
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """One renewal under way: what is asked, and what will be true if it is granted."""
+    """One renewal under way: the request, and the lease's values if it is granted."""
 
     lease: Lease
     renewal: Renewal
@@ -58,14 +50,14 @@ class Extension:
 
 
 def _tell_nobody(_: Lease) -> None:
-    """Stand in for who is told of a lease's states."""
+    """Ignore a change of state."""
 
 
 class Lease:
     """One lease of this worker. Not thread-safe: its registry's lock guards it.
 
-    *tell* is called with the lease each time it has come to a state, the first one included, under
-    that lock: it may take note, and nothing else.
+    *tell* is called with the lease after each change of its state, and for the first state, under
+    that lock: it may record the change, and nothing else.
     """
 
     __slots__ = (
@@ -99,14 +91,14 @@ class Lease:
         self.task_id = task_id
         self.name = name
         self.state = State.RESERVED
-        self.lost: Lost | None = None
+        self.lost: LossReason | None = None
         self.received_at = claim.asked_at
         self.started_at: float | None = None
         self.beat = claim.asked_at
         self.quiet_until = 0.0
         self.extended_at = -math.inf if claim.provisional else claim.asked_at
         self.deadline = claim.asked_at + claim.seconds
-        #: The broker's expiry as last heard of, or None while a call may have moved it unheard.
+        #: The broker's last known expiry, or None while a call may have moved it.
         self.extended_to: float | None = None if claim.provisional else self.deadline
         self.tell = tell
         tell(self)
@@ -117,7 +109,7 @@ class Lease:
         return self.state in (State.RESERVED, State.RUNNING)
 
     def start(self, at: float) -> None:
-        """Hand the message to the pool; *at* counts as a beat."""
+        """Start the task's running time; *at* counts as a beat."""
         if self.state is State.RESERVED:
             self.state = State.RUNNING
             self.started_at = at
@@ -125,62 +117,73 @@ class Lease:
             self.tell(self)
 
     def see(self, beat: float, quiet_until: float = 0.0) -> None:
-        """Take note of the latest beat and of the end of a quiet period, if one was declared."""
+        """Record the latest beat, and the end of a declared quiet period."""
         if beat < self.deadline:
             self.beat = max(self.beat, beat)
             self.quiet_until = quiet_until
 
     def expiry(self) -> float:
-        """Return when the lease should expire, by what is known of the task's progress."""
+        """Return when the lease should expire, by the task's progress."""
         expiry = max(self.beat + self.policy.extension, self.quiet_until)
         return min(expiry, self.last_expiry())
 
     def last_expiry(self) -> float:
-        """Return when a lease ends whatever its task does."""
+        """Return when the lease ends even if its task beats."""
         limit = self.claim.asked_at + self.claim.limit
         if self.started_at is None:
             return limit
         return min(limit, self.started_at + self.policy.max_duration)
 
-    def due(self, now: float) -> Extension | None:
-        """Return the extension to send now, or None if there is nothing new or it is too soon.
-
-        What is returned must be sent, and answered with :meth:`answered`.
-        """
+    def is_due(self, now: float) -> bool:
+        """Whether there is a new expiry to send, and the least interval has passed."""
         expiry = self.expiry()
         if not self.is_held or expiry == self.extended_to or expiry <= now:
-            return None
-        if now - self.extended_at < self.policy.interval:
-            return None
-        # The end of a quiet period brings the expiry forward: trust the old one no longer, the
-        # broker may have moved it although no answer comes.
+            return False
+        return now - self.extended_at >= self.policy.interval
+
+    def begin_extension(self, now: float) -> Extension:
+        """Return the extension to send now, of a lease that is due.
+
+        The caller must send it, and apply the answer by :meth:`answered`.
+        """
+        expiry = self.expiry()
+        # At the end of a quiet period the expiry moves to an earlier time. The old one no longer
+        # counts, as the broker may apply the new one without an answer.
         self.deadline = min(self.deadline, expiry)
         self.extended_to = None
         renewal = Renewal(self.claim.tag, expiry - now)
         return Extension(self, renewal, self.beat, expiry, now)
 
     def answered(self, extension: Extension, answer: Answer) -> None:
-        """Apply the broker's answer; an unknown one changes nothing, so it is asked again."""
+        """Apply the broker's answer; UNKNOWN changes nothing, so the extension is repeated."""
         if not self.is_held:
             return
         if answer is Answer.HELD:
             self.extended_at = extension.asked_at
             self.extended_to = self.deadline = extension.expiry
         elif answer is Answer.LOST:
-            self.lose(Lost.TAKEN)
+            self.lose(LossReason.SUPERSEDED)
 
-    def expire(self, now: float) -> bool:
-        """Lose the lease if its deadline has passed, and tell whether that happened now."""
+    def expire(self, now: float, *, storing: bool = False) -> bool:
+        """Lose the lease if its deadline has passed; return whether that happened now.
+
+        Args:
+            now: The time, in monotonic seconds.
+            storing: Its task has ended, and its outcome is not stored yet.
+        """
         if not self.is_held or now < self.deadline:
             return False
-        if now < self.last_expiry():
-            self.lose(Lost.EXPIRED)
+        # By the deadline, not by now: at a late look both limits may have passed.
+        if self.deadline < self.last_expiry():
+            self.lose(LossReason.EXPIRED)
+        elif storing:
+            self.lose(LossReason.RESULT_NOT_STORED)
         else:
-            limited = now >= self.claim.asked_at + self.claim.limit
-            self.lose(Lost.LIMIT if limited else Lost.MAX_DURATION)
+            limited = self.deadline >= self.claim.asked_at + self.claim.limit
+            self.lose(LossReason.BROKER_LIMIT if limited else LossReason.MAX_DURATION)
         return True
 
-    def lose(self, why: Lost) -> None:
+    def lose(self, why: LossReason) -> None:
         """Mark the lease as gone for good."""
         if self.is_held:
             self.state = State.LOST
@@ -188,7 +191,7 @@ class Lease:
             self.tell(self)
 
     def end(self, state: State) -> None:
-        """Settle the lease: COMPLETED or RELEASED. One that was lost stays lost."""
+        """End the lease as COMPLETED or RELEASED. A lost lease stays lost."""
         if self.is_held:
             self.state = state
             self.tell(self)

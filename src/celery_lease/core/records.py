@@ -1,4 +1,4 @@
-"""What a broker can tell of messages without asking any worker; for people."""
+"""A broker's own records of messages, for commands that have no worker to ask."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A lease as its broker has it, by the broker's clock."""
+    """A lease in its broker's records, by the broker's clock."""
 
     tag: str
     task_id: str
     task: str
     queue: str
-    worker: str  #: who took it
+    worker: str  #: the holder
     token: int
     deliveries: int
     losses: int
     since: float  #: seconds since 1970
-    remaining: float  #: seconds until it expires; negative: since it has
-    resting: bool = False  #: nobody holds it: it only waits before it goes back to its queue
+    remaining: float  #: seconds until it expires; negative: since it expired
+    resting: bool = False  #: it has no holder, and waits for the end of its backoff
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,28 +31,28 @@ class Waiting:
     """A message in its queue."""
 
     queue: str
-    ahead: int  #: how many are delivered before it
-    tag: str  #: the publisher's name for it
+    ahead: int  #: the number of messages that are delivered before it
+    tag: str  #: its publisher's delivery tag
     task: str
     deliveries: int  #: so far
     losses: int
 
 
 class Records(Protocol):
-    """Looks into a broker. All raise what the client library raises."""
+    """Reads a broker's records. All methods raise the errors of the client library."""
 
     def leases(self, task_id: str | None = None) -> Iterator[Recorded]:
-        """Yield what is held, or what is held of one task; in no order."""
+        """Yield the held messages, all or those of one task, in no order."""
         ...
 
     def losses(self, tag: str) -> Sequence[Mapping[str, Any]]:
-        """Return the deliveries of a message that were lost, the last of them, oldest first.
+        """Return the last lost deliveries of a message, oldest first.
 
         Args:
-            tag: A lease's, or a waiting message's.
+            tag: The tag of a lease or of a waiting message.
         """
         ...
 
     def waiting(self, task_id: str, queues: Sequence[str]) -> Waiting | None:
-        """Find a task's message in some queues, as far in as is reasonable; None: not found."""
+        """Find a task's message in *queues*, up to a reasonable depth; None: not found."""
         ...

@@ -1,15 +1,17 @@
-"""Keep one message invisible while work on it goes on, without a Celery worker.
+"""Keeps one message invisible while work on it goes on, without a Celery worker.
 
-For plain kombu consumers and any queue that hands out receipts. What it decides: when to ask the
-broker, and for how long. Its invariants:
+For plain kombu consumers and any queue with receipts. It decides when to call the broker, and for
+how many seconds. Its invariants:
 
-* Without a new beat nothing is sent, and an expiry is exactly the last beat plus the extension:
-  what is asked for is the extension less the beat's age.
+* Without a new beat no call is made, and an expiry is the last beat plus the extension: a call asks
+  for the extension less the beat's age, in whole seconds, rounded up as SQS rounds.
+* A call that failed is repeated for the same beat only after a pause, each twice as long as the one
+  before, and not before the interval has ended.
 * Two calls for one message are at least an interval apart. A beat within the interval is sent when
-  the interval ends: by the next beat if one comes just then, else by a daemon thread, which is not
-  even started for work that beats less often than that.
-* After the block nothing is sent: the message has been handed back.
-* Nothing that goes wrong here reaches the work.
+  the interval ends: by the next beat if one comes at that time, else by a daemon thread, which is
+  not even started for work that beats less often than that.
+* After the block no call is made: the message is the caller's again.
+* No error here reaches the work.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from typing import TYPE_CHECKING
 
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.errors import AlreadyAttached
+from celery_lease.core.faults import Fault
+from celery_lease.settings import LeaseConfigError
 
 from .config import LeaseExtenderConfig
 from .renewals import Extendable, Renewals, Waiter
@@ -53,12 +57,13 @@ class LeaseExtender:
         *,
         waiter: Waiter = threading.Condition.wait_for,
     ) -> None:
-        """Prepare; nothing happens before :meth:`attach` or :meth:`extend`.
+        """Prepare; no call is made before :meth:`attach` or :meth:`extend`.
 
         Args:
             config: None: the defaults.
-            clock: Measures the interval; None: the host's. A beat's age comes from its heartbeat.
-            waiter: How threads wait.
+            clock: Measures the interval; None: the host's clock. A beat's age comes from its
+                heartbeat.
+            waiter: The function by which threads wait.
         """
         self.config = config or LeaseExtenderConfig()
         self._clock = clock or SystemClock()
@@ -70,8 +75,8 @@ class LeaseExtender:
     def attach(self, message: Extendable, heartbeat: Heartbeat) -> Iterator[None]:
         """Extend ``message`` on the beats of ``heartbeat`` while the block runs.
 
-        The first beat in the block extends at once, in the beating thread, and then at most one an
-        interval does. A beat may thus wait for the broker: give its client a short timeout.
+        The first beat in the block extends at once, in the beating thread, and later at most one
+        beat an interval. A beat may thus wait for the broker: give its client a short timeout.
 
         Raises:
             AlreadyAttached: This extender serves a message; leave that block first.
@@ -90,15 +95,20 @@ class LeaseExtender:
     def extend(self, message: Extendable) -> Iterator[None]:
         """Extend ``message`` every interval while the block runs, for work that cannot beat.
 
-        A daemon thread does it, first at once. It proves only that the process lives: work that
-        hangs keeps its message. It stops when the receipt is not valid any more.
+        A daemon thread does it, first at once. It only proves that the process lives: work that
+        hangs keeps its message. It stops when the receipt is no longer valid.
 
         Raises:
             AlreadyAttached: This extender serves a message; leave that block first.
+            LeaseConfigError: The interval is 0: there would be no pause between two extensions.
         """
         if not self.config.enabled:
             yield
             return
+        if self.config.interval == 0:
+            rule = "must be above 0 for extend(), which has no beats to wait for"
+            hint = f"set interval to {self.config.extension / 5:g}, or use attach() and beat"
+            raise LeaseConfigError((Fault("interval", 0, rule, hint),), "the extender")
         with self._serve(message, None) as renewals:
             renewals.start()
             yield

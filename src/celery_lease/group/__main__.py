@@ -1,6 +1,6 @@
 """``python -m celery_lease.group --timeout SECONDS --member NAME PRIORITY COMMAND ...``.
 
-What ``celery -A proj lease group`` becomes; COMMAND is one argument, quoted as for a shell.
+``celery -A proj lease group`` becomes this program; COMMAND is one argument, quoted as for a shell.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .parent import Parent
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# As a worker writes its lines, whose place would hold the process's name.
+# The format of a worker's log lines, with this name in the place of the process's.
 LOG_FORMAT = "[%(asctime)s: %(levelname)s/lease-group] %(message)s"
 
 
 def arguments_for(members: Iterable[Member], timeout: float) -> list[str]:
-    """Return the command line that :func:`main` reads back."""
+    """Return a command line that :func:`main` parses."""
     arguments = ["--timeout", repr(timeout)]
     for member in members:
         command = shlex.join(member.command)

@@ -1,8 +1,8 @@
-"""The signals that a process got, as a list to read instead of handlers that run anywhere.
+"""Collects the signals of a process in a list, instead of running handlers.
 
-Python's C-level handler writes each signal's number into a socket; the Python-level handler that
-must exist for that does nothing. So nothing ever runs inside a handler, and one ``select`` waits
-for signals, ended children and time alike. (``sigtimedwait`` would do, but macOS has none.)
+Python's C-level handler writes each signal's number into a socket; the Python-level handler, which
+has to exist for that, does nothing. So no code ever runs inside a handler, and one ``select`` waits
+for signals, ended children and time. (``sigtimedwait`` would do, but macOS does not have it.)
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from types import FrameType
 
-#: What a ``celery worker`` reacts to.
+#: The signals that a ``celery worker`` handles.
 PASSED_ON = (SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGUSR1, SIGUSR2)
 
 MOST_AT_ONCE = 4096
 
 
 class Inbox:
-    """Collects signals while it is open; the main thread's."""
+    """Collects signals while it is open. For the main thread."""
 
     def __enter__(self) -> Self:
-        """Begin to collect."""
+        """Start collecting."""
         self._reader, self._writer = socket.socketpair()
         self._reader.settimeout(0)
         self._writer.settimeout(0)
-        # Full after thousands of unread signals; a lost one more is no news.
+        # Full after thousands of unread signals; a further one may be lost.
         self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._previous: dict[Signals, Any] = {
             number: signal.signal(number, _ignore) for number in (*PASSED_ON, SIGCHLD)
@@ -38,7 +38,7 @@ class Inbox:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the signals back."""
+        """Restore the former handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._previous_fd)
@@ -46,9 +46,9 @@ class Inbox:
         self._writer.close()
 
     def wait(self, timeout: float | None) -> list[Signals]:
-        """Return what arrived, at the latest after *timeout* seconds; None: when something did.
+        """Return the signals that arrived, after *timeout* seconds at most; None: without a limit.
 
-        SIGCHLD ends the wait and is not among them.
+        SIGCHLD ends the wait and is not returned.
         """
         select.select([self._reader], [], [], timeout)
         try:
@@ -59,4 +59,4 @@ class Inbox:
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Be there, so that the number is written to the socket."""
+    """Do nothing; a handler must exist for the number to be written to the socket."""

@@ -1,10 +1,10 @@
-"""What one process of a group is."""
+"""The description of one process of a group."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: The environment variable that tells a worker, and so its ``celeryconfig``, its name in the group.
+#: The environment variable with a worker's name in the group, also for its ``celeryconfig``.
 NAME_VARIABLE = "LEASE_GROUP_MEMBER"
 
 
@@ -14,4 +14,4 @@ class Member:
 
     name: str
     command: tuple[str, ...]  #: the first is the path of a program
-    priority: int = 0  #: lower ones are stopped first; equal ones at the same time
+    priority: int = 0  #: lower ones are stopped first, equal ones at the same time

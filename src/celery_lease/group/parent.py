@@ -1,4 +1,4 @@
-"""The parent's loop: wait for something to happen, ask the plan, carry out what it says."""
+"""The parent's loop: waits for an event, asks the plan, and carries out its orders."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Parent:
     """Runs the members of one group, once, in the main thread."""
 
     def __init__(self, members: Iterable[Member], timeout: float) -> None:
-        """Start nothing yet.
+        """Prepare; no process is started yet.
 
         Args:
-            members: With different names.
-            timeout: Seconds that each level of priority has to end after it was told.
+            members: The members, with different names.
+            timeout: Seconds that each level of priority has to end after its signal.
         """
         self._plan = Plan(members, timeout)
         self._timeout = timeout

@@ -1,8 +1,9 @@
-"""Decides what a group's processes are told, and when; touches no process itself.
+"""Decides which signals a group's processes get, and when; it touches no process.
 
-Told to stop, the group stops one level of priority after the other, the lowest first, each when the
-one before has ended. A level that does not end in time gets SIGQUIT (Celery's cold shutdown, which
-gives back what it still can) and then SIGKILL, so the next level gets its turn whatever happens.
+To stop, the group stops one level of priority after the other, the lowest first, each when the one
+before has ended. A level that does not end in time gets SIGQUIT (Celery's cold shutdown, which
+requeues the messages that it still can) and then SIGKILL, so that the next level gets its turn in
+any case.
 
 =========================  ==========================================================
 event                      what follows
@@ -10,17 +11,21 @@ event                      what follows
 SIGTERM, SIGINT            passed on level by level
 a second one, or SIGQUIT   passed on to all at once
 any other signal           passed on to all at once, stops nothing
-a process ends, untold     the others are stopped as by SIGTERM
-a process ends, told       when its level is empty, the next one is told
+a process ends, unasked    the others are stopped as by SIGTERM
+a process ends, asked      when its level is empty, the next one gets the signal
 =========================  ==========================================================
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from math import inf
-from signal import SIGINT, SIGKILL, SIGQUIT, SIGTERM, Signals
+from signal import SIGINT, SIGTERM, Signals
 from typing import TYPE_CHECKING
+
+if sys.platform != "win32":  # on Windows only the doctor uses it, to compute times
+    from signal import SIGKILL, SIGQUIT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -29,14 +34,16 @@ if TYPE_CHECKING:
 
 #: Seconds that a level has between SIGQUIT and SIGKILL, and between one SIGKILL and the next.
 LAST_WORDS = 5.0
+#: Seconds beyond ``lease_shutdown_timeout``, or the longest poll, for a worker to settle and exit.
+MARGIN = 5.0
 
 
 def longest_stop(timeout: float, levels: int = 1) -> float:
-    """Return the seconds that stopping takes at most.
+    """Return the most seconds that stopping takes.
 
     Args:
-        timeout: Seconds that each level has to end after it was told.
-        levels: How many different priorities there are.
+        timeout: Seconds that each level has to end after its signal.
+        levels: The number of different priorities.
     """
     return levels * (timeout + LAST_WORDS)
 
@@ -61,22 +68,22 @@ class Plan:
         self.living = {member.name: member for member in members}
         self.code = 0
         self._timeout = timeout
-        self._stopping: Signals | None = None  # what the levels are told; None: all is well
-        self._told: set[str] = set()  # living ones that were told
-        self._next = SIGQUIT  # what they get when time is up
-        self._due = inf  # when it is
+        self._stopping: Signals | None = None  # the signal for the levels; None: the group runs
+        self._told: set[str] = set()  # living members that got it
+        self._next = SIGQUIT  # the signal for them when their time is over
+        self._due = inf  # when that is
 
     @property
     def levels(self) -> int:
-        """How many different priorities are left."""
+        """The number of different priorities that are left."""
         return len({member.priority for member in self.living.values()})
 
     def time_left(self, now: float) -> float | None:
-        """Return the seconds until :meth:`on_time` has something to do; None: never."""
+        """Return the seconds until :meth:`on_time` has to be called; None: never."""
         return None if self._due == inf else max(0.0, self._due - now)
 
     def on_signal(self, number: Signals, now: float) -> list[Order]:
-        """Decide on a signal that the parent got."""
+        """Return the orders for a signal that the parent got."""
         if number not in {SIGTERM, SIGINT, SIGQUIT}:
             return self._orders(self.living, number)
         first, self._stopping = self._stopping is None, number
@@ -85,7 +92,7 @@ class Plan:
         return self._tell(self.living, now)
 
     def on_end(self, name: str, code: int, now: float) -> list[Order]:
-        """Decide on the end of a process, with its exit code or 128 + the signal it died of."""
+        """Return the orders for the end of a process; *code*: exit code, or 128 + its signal."""
         del self.living[name]
         self._told.discard(name)
         self.code = max(self.code, code)
@@ -94,7 +101,7 @@ class Plan:
         return [] if self._told else self._tell_next_level(now)
 
     def on_time(self, now: float) -> list[Order]:
-        """Decide on the passing of time."""
+        """Return the orders for the passing of time."""
         if now < self._due:
             return []
         number, self._next = self._next, SIGKILL
@@ -110,7 +117,7 @@ class Plan:
         return self._tell(level, now)
 
     def _tell(self, names: Collection[str], now: float) -> list[Order]:
-        # Repeating a signal to those who had it gives them no more time.
+        # A repeated signal gives no more time.
         if not self._told.issuperset(names):
             self._next, self._due = SIGQUIT, now + self._timeout
         self._told.update(names)

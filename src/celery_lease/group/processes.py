@@ -1,7 +1,7 @@
-"""Starts, signals and buries processes; the only place of the group that does.
+"""Starts, signals and reaps processes; the group's only module that does.
 
-Every member leads a process group of its own. A terminal's Ctrl-C then reaches the parent alone,
-once, and what a dead worker leaves behind can be ended with it.
+Every member leads a process group of its own. So a terminal's Ctrl-C reaches only the parent, once,
+and the processes that a dead worker leaves behind can be ended with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .member import Member
 
 STDIN = 0
-FROM_SHELL = 128  #: what shells add to a signal to make an exit code of it
+FROM_SHELL = 128  #: the number that shells add to a signal for an exit code
 
 # Python ignores these, and an ignored signal stays ignored across exec.
 IGNORED_BY_PYTHON = [getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ")]
@@ -45,7 +45,7 @@ def spawn(member: Member) -> int:
 
 
 def deliver(pid: int, number: Signals) -> None:
-    """Send a signal to a member that :func:`reap` has not returned; SIGKILL to all of its group."""
+    """Send a signal to a member that :func:`reap` has not returned; SIGKILL to its whole group."""
     if number == SIGKILL:
         end_group(pid)
     with suppress(ProcessLookupError):
@@ -53,17 +53,17 @@ def deliver(pid: int, number: Signals) -> None:
 
 
 def end_group(pid: int) -> None:
-    """Kill what is left of the process group that a member led."""
-    # PermissionError is what macOS says of a group of zombies.
+    """Kill the remaining processes of the group that a member led."""
+    # macOS raises PermissionError for a group of zombies.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, SIGKILL)
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Bury all children that have ended, orphans that process 1 got included.
+    """Reap all children that have ended, including orphans that process 1 has inherited.
 
     Yields:
-        Process id and exit code, 128 + the number of the signal it died of.
+        Process id and exit code, or 128 + the number of the signal that ended it.
     """
     with suppress(ChildProcessError):  # no children at all
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

@@ -1,8 +1,8 @@
-"""Several consumers in one process, each in a thread, that start and stop as one.
+"""Runs several consumers in one process, each in a thread, that start and stop together.
 
-:class:`LoopGroup` runs them; :class:`ShutdownCoordinator` tells the whole process to stop, by a
-signal or by a call. Nothing here needs a worker or an app. For several ``celery worker`` processes
-under one parent see :mod:`celery_lease.group`.
+:class:`LoopGroup` runs them; :class:`ShutdownCoordinator` stops the whole process, by a signal or
+by a call. They need neither a worker nor an app. For several ``celery worker`` processes under one
+parent see :mod:`celery_lease.group`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One place of a process that knows whether it is to stop, and who wants to hear of it."""
+"""Records whether a process has to stop, and runs callbacks when it has to."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: What orchestrators and terminals send to a process that is to end.
+#: The signals of orchestrators and terminals that stop a process.
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class ShutdownCoordinator:
-    """Runs callbacks once when the process is told to stop, by a signal or by :meth:`trigger`.
+    """Runs callbacks once when the process has to stop, by a signal or by :meth:`trigger`.
 
     Example::
 
@@ -29,12 +29,12 @@ class ShutdownCoordinator:
             work()
 
     Callbacks run in one thread, outside any lock, the last registered first, as with ``atexit``:
-    what was built last may need what was built before. Each runs exactly once; one that raises is
-    logged with its traceback and the next one runs all the same. Thread-safe, except that none of
-    it is for signal handlers: let :meth:`install` have the signals.
+    objects that were built last may need those that were built before. Each runs exactly once; an
+    exception is logged with its traceback, and the next callback runs. Thread-safe, but not for
+    signal handlers: use :meth:`install` for signals.
     """
 
-    # Guards the creation and the forgetting of the process-wide one.
+    # Guards the creation and the removal of the process-wide instance.
     _guard: ClassVar[threading.Lock] = threading.Lock()
     _process_wide: ClassVar[ShutdownCoordinator | None] = None
 
@@ -43,12 +43,12 @@ class ShutdownCoordinator:
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], object]] = []
         self._told = False  # the callbacks were taken to be run
-        self._triggered = False  # also written by the signal handler, which may not take the lock
-        self.signals = SignalRelay(self._note, self._act)  #: which signals trigger it
+        self._triggered = False  # also written by the signal handler, which must not take the lock
+        self.signals = SignalRelay(self._note, self._act)  #: the signals that trigger it
 
     @classmethod
     def get(cls) -> ShutdownCoordinator:
-        """Return the process-wide one; it exists from the first call on."""
+        """Return the process-wide instance, which is created by the first call."""
         with ShutdownCoordinator._guard:
             if ShutdownCoordinator._process_wide is None:
                 ShutdownCoordinator._process_wide = cls()
@@ -56,11 +56,11 @@ class ShutdownCoordinator:
 
     @classmethod
     def install(cls, signals: Iterable[int] = STOPPING) -> ShutdownCoordinator:
-        """Have the process-wide one triggered by signals; call it in the main thread.
+        """Make signals trigger the process-wide instance. For the main thread.
 
-        The handlers that were there are replaced, not called: :meth:`uninstall` puts them back.
-        A second signal does nothing more. A child that is forked afterwards, without an ``exec``,
-        takes these signals as if this had not been called.
+        The former handlers are replaced, not called: :meth:`uninstall` restores them. A second
+        signal has no further effect. A child that is forked later, without an ``exec``, handles
+        these signals as if this had not been called.
 
         Python handles a signal when the main thread next executes Python code, so let it wait with
         a timeout, again and again, rather than for ever (:meth:`LoopGroup.run` does).
@@ -75,9 +75,9 @@ class ShutdownCoordinator:
 
     @classmethod
     def uninstall(cls) -> None:
-        """Give the signals back and forget the process-wide one; the main thread only.
+        """Restore the handlers and forget the process-wide instance. For the main thread.
 
-        For tests, and for programs that go on after a shutdown: :meth:`get` makes a new one.
+        For tests, and for programs that go on after a shutdown: :meth:`get` creates a new instance.
         """
         with ShutdownCoordinator._guard:
             coordinator, ShutdownCoordinator._process_wide = ShutdownCoordinator._process_wide, None
@@ -86,13 +86,13 @@ class ShutdownCoordinator:
 
     @property
     def triggered(self) -> bool:
-        """Whether the process is to stop; callbacks may still be running, or about to."""
+        """Whether the process has to stop; callbacks may still be running, or about to."""
         return self._triggered
 
     def register(self, callback: Callable[[], object]) -> None:
-        """Have ``callback`` run at shutdown; at once, in this thread, if that has begun.
+        """Call ``callback`` at shutdown; at once, in this thread, if that has begun.
 
-        It should ask for the end of something, not wait for it: the next one waits meanwhile.
+        It should request the end of something, not wait for it: the next callback would wait, too.
         """
         with self._lock:
             if not self._told:
@@ -101,7 +101,7 @@ class ShutdownCoordinator:
         self._call(callback)
 
     def unregister(self, callback: Callable[[], object]) -> None:
-        """Take one registration of ``callback`` back; nothing happens if there is none (left)."""
+        """Remove one registration of ``callback``; do nothing if there is none."""
         with self._lock:
             if callback in self._callbacks:
                 self._callbacks.remove(callback)

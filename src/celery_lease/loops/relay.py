@@ -1,8 +1,8 @@
-"""Signals that are noted where they arrive and acted upon in a thread.
+"""Handles signals in a thread, and only notes them in their handlers.
 
-A Python signal handler interrupts the main thread anywhere, also where it holds a lock that the
-handler would want. So the handler assigns a flag and puts into a ``SimpleQueue``, whose ``put`` may
-interrupt itself; everything else is for the thread that reads the queue.
+A Python signal handler interrupts the main thread anywhere, also while it holds a lock that the
+handler would need. So the handler assigns a flag and puts into a ``SimpleQueue``, whose ``put`` may
+interrupt itself; the thread that reads the queue does everything else.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class SignalRelay:
-    """Has a function called in a thread whenever one of some signals arrives."""
+    """Calls a function in a thread whenever one of its signals arrives."""
 
     def __init__(self, note: Callable[[], None], act: Callable[[int], None]) -> None:
-        """Install nothing yet.
+        """Prepare; no handler is installed yet.
 
         Args:
-            note: Runs inside the handler: assignments only.
+            note: Runs inside the handler: only assignments.
             act: Runs in the thread, with the signal's number; must not raise.
         """
         self._note = note
@@ -35,10 +35,10 @@ class SignalRelay:
         self._pid = 0  # of the process that has the thread
 
     def install(self, signals: Iterable[int]) -> frozenset[int]:
-        """Take over some signals; those taken over before stay as they are.
+        """Install handlers for signals; signals that have them already are left alone.
 
         Returns:
-            Those that are new.
+            The signals that got a handler.
 
         Raises:
             RuntimeError: This is not the main thread, the only one that may set handlers.
@@ -56,10 +56,10 @@ class SignalRelay:
         return new
 
     def restore(self, signals: Iterable[int] | None = None) -> None:
-        """Give signals, by default all, back to who had them; the main thread only."""
+        """Restore the former handlers of signals, by default of all. For the main thread."""
         for number in list(self._previous if signals is None else signals):
             previous = self._previous.pop(number)
-            if signal.getsignal(number) == self._handle:  # else somebody took it from us
+            if signal.getsignal(number) == self._handle:  # otherwise the handler was replaced since
                 signal.signal(number, previous)
         if not self._previous and self._pid == os.getpid():
             self._pid = 0
@@ -86,7 +86,7 @@ class SignalRelay:
         if self._pid == os.getpid():
             self._note()
             self._arrived.put(number)
-        else:  # a forked child, which has no such thread, is as if nothing had been installed
+        else:  # a forked child has no such thread: act as without a handler
             signal.signal(number, self._previous[number])
             os.kill(os.getpid(), number)
 

@@ -1,8 +1,8 @@
-"""What a worker shows of its leases to monitoring systems and in its log.
+"""Exports a worker's leases to monitoring systems, and adds their fields to its log.
 
-:mod:`.metrics` says what there is, once; :mod:`.prometheus` and :mod:`.otel` spell it by their own
-conventions and load their libraries. The worker, a layer below, finds them by name when somebody
-asks; see :mod:`celery_lease.worker.exports`.
+:mod:`.metrics` defines the metrics, once; :mod:`.prometheus` and :mod:`.otel` export them by their
+own conventions and load their libraries. The worker, a layer below, loads them by name when they
+are needed; see :mod:`celery_lease.worker.exports`.
 """
 
 from __future__ import annotations

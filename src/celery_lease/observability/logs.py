@@ -1,24 +1,24 @@
-"""Says in every log line of a leased task which lease it was written under."""
+"""Adds the fields of its lease to every log line of a leased task."""
 
 from __future__ import annotations
 
 import logging
 
 from celery_lease.core import fields
-from celery_lease.current import log_fields
+from celery_lease.task.current import log_fields
 
-#: What a format such as ``%(lease)s`` shows outside of leased tasks.
+#: The value in a format such as ``%(lease)s`` outside of leased tasks.
 NONE = "-"
 
 
 class LeaseLogFilter(logging.Filter):
     """Adds ``task_id``, ``task_name``, ``lease``, ``token`` and ``worker`` to each record.
 
-    For a handler, so that it sees the records of all loggers. What a line has already stays.
+    Use it on a handler, so that it sees the records of all loggers. Existing fields are kept.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Complete a record, and let it pass."""
+        """Add the fields to a record, and let it pass."""
         here = log_fields()
         for name in fields.NAMES:
             if not hasattr(record, name):

@@ -1,10 +1,10 @@
-"""Every metric, once: name, meaning, labels, and where its value comes from.
+"""Defines every metric, once: its name, meaning, labels, and value.
 
-Names follow OpenTelemetry's conventions, and Prometheus' are made of them by the rules by which
-OpenTelemetry's own exporter does so: a dashboard works with either.
+Names follow OpenTelemetry's conventions; those of Prometheus are derived from them as
+OpenTelemetry's own exporter does: a dashboard works with either.
 
-Labels are few on purpose: tasks and queues are bounded by :data:`~celery_lease.worker.tally`, all
-others are enumerations, and nothing is labelled by the id of a task.
+Labels are few on purpose: tasks and queues are limited by :data:`~celery_lease.worker.tally`, all
+others are enumerations, and no label has a task's id.
 """
 
 from __future__ import annotations
@@ -17,60 +17,79 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from celery_lease.core.delivery import Answer
-from celery_lease.core.lease import Lost, State
-from celery_lease.worker.health import Health, health_of
+from celery_lease.core.lease import State
+from celery_lease.core.loss import CONSEQUENCES, LossReason
+from celery_lease.core.stats import OTHERS, Fact, Key, Stats, Trips, label, standalone
+from celery_lease.worker import vitals as workers
+from celery_lease.worker.health import WorkerHealth, health_of
 from celery_lease.worker.held import Ending
-from celery_lease.worker.tally import OTHERS, Fact, Key, label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from celery_lease.worker.vitals import Look, Vitals
 
-#: What every name begins with, and the label that every metric has.
+#: The prefix of all names, and the label of all metrics.
 PREFIX, WORKER = "celery.lease.", "worker"
+#: The label for the unique identity of a worker process; its node's name is not unique.
+IDENTITY = "worker_id"
 
-#: Values of labels and the metric's value for them.
+#: Values of the labels, with the metric's value.
 Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
 class Kind(StrEnum):
-    """How a metric's values are to be read."""
+    """The type of a metric's values."""
 
     COUNTER = "counter"  #: only grows, from 0 at the worker's start
     GAUGE = "gauge"
-    SUM = "sum"  #: a gauge that may be summed up over workers
-    HISTOGRAM = "histogram"  #: of round trips to the broker; there is one
+    SUM = "sum"  #: a gauge that can be summed over workers
+    HISTOGRAM = "histogram"  #: of calls to the broker; there is one
 
 
 class Snapshot:
-    """One worker, read once for all metrics of one export; each part when it is first wanted."""
+    """One worker's values for one export; each part is read once, when it is first needed."""
 
     def __init__(self, vitals: Vitals) -> None:
         self.vitals = vitals
+        self.worker = vitals.worker  #: the label's value
+
+    @property
+    def stats(self) -> Stats:
+        """The counters of facts."""
+        return self.vitals.tally
+
+    @property
+    def trips(self) -> Trips:
+        """The duration of calls to the broker."""
+        return self.stats.trips
+
+    def reads(self, metric: Metric) -> bool:  # noqa: ARG002
+        """Whether this snapshot has the metric."""
+        return True
 
     @cached_property
     def counts(self) -> Mapping[Key, int]:
-        """Facts of leases; a copy by one C call, so no writer is in the middle of it."""
-        return dict(self.vitals.tally.counts)
+        """The counters of leases; copied by one C call, so that no writer is in the middle."""
+        return dict(self.stats.counts)
 
     @cached_property
     def look(self) -> Look:
-        """What is held now."""
+        """The leases that are held now."""
         return self.vitals.look()
 
     @cached_property
-    def health(self) -> Health:
-        """What probes are told."""
+    def health(self) -> WorkerHealth:
+        """The answer to probes."""
         return health_of(self.vitals.leases, self.vitals.watchdog.stuck)
 
     @property
     def pairs(self) -> set[tuple[str, str]]:
-        """The pairs of task and queue that are told apart; there are not many."""
+        """The pairs of task and queue that are counted separately."""
         return {(key.task, key.queue) for key in self.counts}
 
     def held(self) -> Samples:
-        """Return how many leases there are for each task, queue and state."""
+        """Return the number of leases for each task, queue and state."""
         pairs = self.pairs
         sums: Counter[tuple[str, str, str]] = Counter()
         for (state, task, queue), number in self.look.held.items():
@@ -79,15 +98,61 @@ class Snapshot:
             for word in STATES:
                 yield (*pair, word), sums[*pair, word]
 
+    def keys_held(self) -> Samples:
+        """Return how many exclusive keys are held for each task and queue."""
+        pairs = self.pairs
+        sums: Counter[tuple[str, str]] = Counter()
+        for pair, number in self.look.keys.items():
+            sums[pair if pair in pairs else OTHERS] += number
+        for pair in sorted(pairs):
+            yield pair, sums[pair]
+
+    def parked(self) -> Samples:
+        """Return how many messages wait for a key at the broker, for each queue."""
+        for queue, number in sorted(self.vitals.reaped.parked.items()):
+            yield (queue, self.vitals.leases.worker_id), number
+
     def counted(self, fact: Fact, details: Iterable[str] = ()) -> Samples:
         """Return the counts of a fact for each task and queue.
 
-        Those with *details* from 0 on: a rate needs to have seen a counter before its first step.
+        With *details* they begin at 0: a rate needs a counter's value before its first step.
         """
         for pair in sorted(self.pairs):
             for detail in details or ("",):
                 count = self.counts.get(Key(fact, detail, *pair), 0)
                 yield (*pair, *([detail] if details else [])), count
+
+
+class StandaloneSnapshot(Snapshot):
+    """The values of this process's extenders and consumers, which have no worker."""
+
+    #: The metrics that they have.
+    NAMES = frozenset({"held", "granted", "extensions", "lost", "ended", "broker.round_trip"})
+
+    def __init__(self) -> None:
+        self.worker = standalone.worker
+
+    @property
+    def stats(self) -> Stats:
+        """The counters of facts."""
+        return standalone
+
+    def reads(self, metric: Metric) -> bool:
+        """Whether this snapshot has the metric."""
+        return metric.name in self.NAMES
+
+    def held(self) -> Samples:
+        """Return the number of leases of consumers for each queue; all count as running."""
+        sums = Counter(queue for each in list(standalone.holders) for queue in each.queues_held())
+        queues = {queue for task, queue in self.pairs if task == standalone.CONSUMER}
+        for queue in sorted(queues | set(sums)):
+            yield (standalone.CONSUMER, queue, str(State.RUNNING)), sums[queue]
+
+
+def snapshots() -> list[Snapshot]:
+    """Return a snapshot of each worker here, and one of extenders and consumers if any are used."""
+    found = [Snapshot(each) for each in workers.running()]
+    return [*found, StandaloneSnapshot()] if standalone.counts else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +161,10 @@ class Metric:
 
     name: str  #: without :data:`PREFIX`
     kind: Kind
-    unit: str  #: by UCUM, as OpenTelemetry has it: ``s``, or a word in braces for what is counted
+    unit: str  #: by UCUM, as in OpenTelemetry: ``s``, or a word in braces for the counted thing
     meaning: str
     read: Callable[[Snapshot], Samples]
-    labels: tuple[str, ...] = ()  #: besides :data:`WORKER`
+    labels: tuple[str, ...] = ()  #: beside :data:`WORKER`
 
     @property
     def otel_name(self) -> str:
@@ -110,13 +175,13 @@ class Metric:
     def prometheus_name(self) -> str:
         """The name by Prometheus' conventions: with its unit, and ``_total`` for a counter."""
         unit = "_seconds" if self.unit == "s" else ""
-        total = "_total" if self.kind is Kind.COUNTER else ""
-        return self.otel_name.replace(".", "_") + unit + total
+        name = self.otel_name.replace(".", "_").removesuffix("_total") + unit
+        return f"{name}_total" if self.kind is Kind.COUNTER else name
 
 
 PAIR = ("task", "queue")
 STATES = tuple(map(str, (State.RESERVED, State.RUNNING, State.LOST)))
-REASONS = tuple(label(each.name) for each in Lost)
+REASONS = tuple(CONSEQUENCES[each].label for each in LossReason)
 ENDINGS = tuple(label(each) for each in Ending)
 ANSWERS = tuple(each.value for each in Answer)
 
@@ -126,7 +191,13 @@ def _one(value: float | None) -> Samples:
 
 
 def _sweeps(snapshot: Snapshot, value: float) -> Samples:
-    """Return a reaper's value, where there is one: an alert on no sweeps is for no other broker."""
+    """Return a reaper's value, if the driver reaps: otherwise missing sweeps would alert."""
+    for _, one in _deprecated(snapshot, value):
+        yield (snapshot.vitals.leases.worker_id,), one
+
+
+def _deprecated(snapshot: Snapshot, value: float) -> Samples:
+    """Return the value for a deprecated metric, which has no label for the identity."""
     return _one(value if snapshot.vitals.leases.driver.capabilities.reaps else None)
 
 
@@ -135,7 +206,7 @@ METRICS = (
         "held",
         Kind.SUM,
         "{lease}",
-        "Leases in this worker: reserved, running, or lost under a task that still runs",
+        "Leases of this worker: reserved, running, or lost while the task still runs",
         lambda s: s.held(),
         (*PAIR, "state"),
     ),
@@ -143,7 +214,7 @@ METRICS = (
         "granted",
         Kind.COUNTER,
         "{lease}",
-        "Messages taken under a lease",
+        "Messages claimed",
         lambda s: s.counted(Fact.GRANTED),
         PAIR,
     ),
@@ -159,7 +230,7 @@ METRICS = (
         "beats.seen",
         Kind.COUNTER,
         "{beat}",
-        "Beats as the keeper sees them: all between two of its looks at a task are one",
+        "Beats that the keeper saw: all beats between two looks at a task count as one",
         lambda s: s.counted(Fact.BEAT),
         PAIR,
     ),
@@ -167,7 +238,7 @@ METRICS = (
         "extensions",
         Kind.COUNTER,
         "{extension}",
-        "Extensions asked of the broker, by its answer: held, lost, or unknown if it gave none",
+        "Extensions sent to the broker, by its answer: held, lost, or unknown without an answer",
         lambda s: s.counted(Fact.EXTENDED, ANSWERS),
         (*PAIR, "answer"),
     ),
@@ -175,7 +246,7 @@ METRICS = (
         "lost",
         Kind.COUNTER,
         "{lease}",
-        "Leases lost while their worker lived: expired, taken by another, or at a limit of time",
+        "Leases lost while their worker lived, by reason",
         lambda s: s.counted(Fact.LOST, REASONS),
         (*PAIR, "reason"),
     ),
@@ -183,45 +254,102 @@ METRICS = (
         "ended",
         Kind.COUNTER,
         "{lease}",
-        "Leases that left this worker, by how: handed back before they started, handed over by "
-        "their task, ended in a shutdown, stalled by the watchdog's word, or as it is called",
+        "Leases that ended, by how they ended",
         lambda s: s.counted(Fact.ENDED, ENDINGS),
         (*PAIR, "ending"),
     ),
     Metric(
-        "reaper.recovered",
+        "keys.held",
+        Kind.SUM,
+        "{lease}",
+        "Leases in this worker whose task holds an exclusive key",
+        lambda s: s.keys_held(),
+        PAIR,
+    ),
+    Metric(
+        "keys.parked",
+        Kind.GAUGE,
+        "{message}",
+        "Messages at the broker that wait for an exclusive key, by the last sweep of this worker's "
+        "reaper: beside those in the queue itself. Every worker tells the same",
+        lambda s: s.parked(),
+        ("queue", IDENTITY),
+    ),
+    Metric(
+        "keys.parkings",
+        Kind.COUNTER,
+        "{message}",
+        "Messages that this worker parked because their exclusive key was busy",
+        lambda s: s.counted(Fact.PARKED),
+        PAIR,
+    ),
+    Metric(
+        "keys.waited.count",
+        Kind.COUNTER,
+        "{task}",
+        "Tasks that got their exclusive key after they had been parked for it",
+        lambda s: s.counted(Fact.WAITED),
+        PAIR,
+    ),
+    Metric(
+        "keys.waited.duration",
+        Kind.COUNTER,
+        "s",
+        "Seconds from the first parking of these tasks until they got their key, all added up",
+        lambda s: _one(s.vitals.tally.key_wait),
+    ),
+    Metric(
+        "reaper.recovered.count",
         Kind.COUNTER,
         "{lease}",
-        "Messages that this worker's reaper returned for holders, here or elsewhere, too late",
+        "Messages with an expired lease, of any worker, that this worker's reaper returned",
         lambda s: _sweeps(s, s.vitals.reaped.recovered),
+        (IDENTITY,),
     ),
     Metric(
         "reaper.stale.duration",
         Kind.COUNTER,
         "s",
-        "Seconds between the expiry of leases and the return of their messages by this worker's "
-        "reaper, all added up",
+        "Sum of the seconds between the expiry of a lease and the return of its message by this "
+        "worker's reaper",
         lambda s: _sweeps(s, s.vitals.reaped.stale),
+        (IDENTITY,),
+    ),
+    Metric(
+        "reaper.runs.total",
+        Kind.COUNTER,
+        "{run}",
+        "Sweeps for expired leases that the broker answered",
+        lambda s: _sweeps(s, s.vitals.reaped.runs),
+        (IDENTITY,),
+    ),
+    Metric(
+        "reaper.recovered",
+        Kind.COUNTER,
+        "{lease}",
+        "Deprecated, will be removed in the next release: use `reaper.recovered.count`",
+        lambda s: _deprecated(s, s.vitals.reaped.recovered),
     ),
     Metric(
         "reaper.runs",
         Kind.COUNTER,
         "{run}",
-        "Sweeps for expired leases that the broker answered",
-        lambda s: _sweeps(s, s.vitals.reaped.runs),
+        "Deprecated, will be removed in the next release: use `reaper.runs.total`. Both have one "
+        "name in Prometheus",
+        lambda s: _deprecated(s, s.vitals.reaped.runs),
     ),
     Metric(
         "watchdog.stalled",
         Kind.COUNTER,
         "{task}",
-        "Tasks that the watchdog ended, or disowned, for their silence",
+        "Silent tasks that the watchdog ended or disowned",
         lambda s: _one(s.vitals.watchdog.stalled),
     ),
     Metric(
         "watchdog.disowned",
         Kind.COUNTER,
         "{task}",
-        "Silent tasks that the watchdog could not end: each keeps its slot of the pool",
+        "Silent tasks that the watchdog could not end; each keeps its slot of the pool",
         lambda s: _one(s.vitals.watchdog.disowned),
     ),
     Metric(
@@ -235,7 +363,7 @@ METRICS = (
         "oldest_beat.age",
         Kind.GAUGE,
         "s",
-        "Seconds since its last beat, of the running task that has been silent longest",
+        "Seconds since the last beat of the running task that has been silent longest",
         lambda s: _one(s.look.silence),
     ),
     Metric(
@@ -249,28 +377,28 @@ METRICS = (
         "keeper.lag",
         Kind.GAUGE,
         "s",
-        "Seconds by which the keeper is late with its look at the leases",
+        "Seconds by which the keeper is late to look at the leases",
         lambda s: _one(s.vitals.keeper_lag()),
     ),
     Metric(
         "loop.age",
         Kind.GAUGE,
         "s",
-        "Seconds since the worker's main loop turned, by the keeper's last look",
+        "Seconds since the worker's main loop last ran, measured at the keeper's last look",
         lambda s: _one(s.health.loop_age),
     ),
     Metric(
         "ready",
         Kind.SUM,
         "{worker}",
-        "1 while the worker takes messages and nothing in it is stuck, as /health/ready says",
+        "1 while the worker takes messages and nothing in it is stuck, as in /health/ready",
         lambda s: _one(float(s.health.ready)),
     ),
     Metric(
         "broker.round_trip",
         Kind.HISTOGRAM,
         "s",
-        "Time that the broker took to answer, or not to answer, a batch of extensions",
+        "Time until the broker answered a batch of extensions, or until the call failed",
         lambda _: (),
     ),
 )

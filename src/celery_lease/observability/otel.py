@@ -1,7 +1,7 @@
-"""The metrics for OpenTelemetry: observable instruments, read when the user's own reader exports.
+"""Exports the metrics by OpenTelemetry, with observable instruments for the user's own reader.
 
-Nothing here configures OpenTelemetry or starts a thread. A provider that is set only after the
-worker has started is taken up all the same: until then the instruments are the API's proxies.
+It neither configures OpenTelemetry nor starts a thread. A provider that is set after the worker's
+start is used from then on: until then the instruments are the API's proxies.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
 
 import celery_lease
-from celery_lease.observability.metrics import METRICS, WORKER, Kind, Metric, Snapshot
-from celery_lease.worker import vitals
-from celery_lease.worker.tally import BOUNDS
+from celery_lease.core.stats import BOUNDS, standalone
+from celery_lease.observability.metrics import METRICS, WORKER, Kind, Metric, snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,15 +21,23 @@ if TYPE_CHECKING:
 
     from celery_lease.worker.vitals import Vitals
 
-_trips: list[Histogram] = []  # made with the other instruments, once in a process
+_trips: list[Histogram] = []  # created with the other instruments, once in a process
 
 
-def begin(worker: Vitals) -> None:
-    """Let OpenTelemetry see a worker that starts."""
+def begin(worker: Vitals | None = None) -> None:
+    """Export a worker that starts, or the extenders and consumers of this process.
+
+    For consumers without a worker call it once, after the meter provider was set.
+    """
     if not _trips:
         _instrument(get_meter("celery_lease", celery_lease.__version__))
-    histogram, attributes = _trips[0], {WORKER: worker.worker}
-    worker.tally.trips.told = lambda seconds: histogram.record(seconds, attributes)
+    name, trips = (
+        (standalone.worker, standalone.trips)
+        if worker is None
+        else (worker.worker, worker.tally.trips)
+    )
+    histogram, attributes = _trips[0], {WORKER: name}
+    trips.told = lambda seconds: histogram.record(seconds, attributes)
 
 
 def _instrument(meter: Meter) -> None:
@@ -53,8 +60,9 @@ def _instrument(meter: Meter) -> None:
 
 def _observer(metric: Metric) -> Callable[[CallbackOptions], Iterator[Observation]]:
     def observe(_: CallbackOptions) -> Iterator[Observation]:
-        for each in vitals.running():  # none in a forked child, which may export too
-            for values, value in metric.read(Snapshot(each)):
+        # A forked child, which may export too, has no worker.
+        for each in (each for each in snapshots() if each.reads(metric)):
+            for values, value in metric.read(each):
                 labels = dict(zip((WORKER, *metric.labels), (each.worker, *values), strict=True))
                 yield Observation(value, labels)
 

@@ -1,8 +1,8 @@
-"""The metrics for Prometheus: on ``/metrics`` of the health server, or in a registry of one's own.
+"""Exports the metrics to Prometheus: on ``/metrics`` of the health server, or in a registry.
 
-All counts live in the worker's main process, so one process is scraped and prometheus-client's
-multiprocess mode is neither needed nor touched: no file is written to ``PROMETHEUS_MULTIPROC_DIR``,
-and a forked task process shows nothing.
+All counters are in the worker's main process, so one process is scraped, and prometheus-client's
+multiprocess mode is not used: no file is written to ``PROMETHEUS_MULTIPROC_DIR``, and a forked task
+process exports nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from celery_lease.observability.metrics import METRICS, WORKER, Kind, Metric, Snapshot
-from celery_lease.worker import vitals
-from celery_lease.worker.tally import BOUNDS
+from celery_lease.core.stats import BOUNDS
+from celery_lease.observability.metrics import METRICS, WORKER, Kind, Metric, Snapshot, snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+__all__ = ["LeaseCollector"]
+
+#: The metrics with distinct names here: a deprecated one may share the name of its successor.
+FAMILIES = tuple({metric.prometheus_name: metric for metric in reversed(METRICS)}.values())[::-1]
 
 
 class LeaseCollector(Collector):
@@ -35,40 +39,43 @@ class LeaseCollector(Collector):
 
         prometheus_client.REGISTRY.register(LeaseCollector())
 
-    May be registered before the worker starts, and yields empty families where none runs.
+    It may be registered before the worker starts. It also has the counters of extenders and
+    consumers without a worker in this process; families without values are empty.
     """
 
     def collect(self) -> Iterator[Family]:
         """Read the workers of this process once for all metrics."""
-        snapshots = [Snapshot(each) for each in vitals.running()]
-        return (_family(metric, snapshots) for metric in METRICS)
+        found = snapshots()
+        return (
+            _family(metric, [each for each in found if each.reads(metric)]) for metric in FAMILIES
+        )
 
     def describe(self) -> Iterator[Family]:
-        """Tell names without reading anything."""
-        return (_family(metric, ()) for metric in METRICS)
+        """Return the families without values."""
+        return (_family(metric, ()) for metric in FAMILIES)
 
 
 def page(accept: str) -> tuple[str, bytes]:
-    """Return what a scrape gets, and its content type, by what its client accepts."""
+    """Return the content type and the body for a scrape, by its ``Accept`` header."""
     encode, content_type = choose_encoder(accept)
     return content_type, encode(_registry)
 
 
-def _family(metric: Metric, snapshots: Iterable[Snapshot]) -> Family:
+def _family(metric: Metric, found: Iterable[Snapshot]) -> Family:
     name, labels = metric.prometheus_name, (WORKER, *metric.labels)
     if metric.kind is Kind.HISTOGRAM:
         trips = HistogramMetricFamily(name, metric.meaning, labels=labels)
-        for each in snapshots:
-            counts = list(each.vitals.tally.trips.counts)
+        for each in found:
+            counts = list(each.trips.counts)
             bounds = (*map(str, BOUNDS), "+Inf")
             buckets = list(zip(bounds, accumulate(counts), strict=True))
-            trips.add_metric((each.vitals.worker,), buckets, each.vitals.tally.trips.seconds)
+            trips.add_metric((each.worker,), buckets, each.trips.seconds)
         return trips
     cls = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
     family = cls(name, metric.meaning, labels=labels)
-    for each in snapshots:
+    for each in found:
         for values, value in metric.read(each):
-            family.add_metric((each.vitals.worker, *values), value)
+            family.add_metric((each.worker, *values), value)
     return family
 
 

@@ -1,8 +1,8 @@
-"""Reads ``app.conf``: the only place that does, once for each app.
+"""Reads ``app.conf``; no other module does.
 
-Celery passes names that it does not know through, so a wrong value or a misspelt name is found
-here or never. Which of several sources wins is Celery's decision: values are read through its own
-view, only the names are taken from the keys.
+Celery passes unknown names through, so a wrong value or a misspelt name is found here or never.
+Celery decides which of several sources has precedence: values are read through its own view, and
+only the names are taken from the keys.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from celery_lease.core.policy import PREFIX, Fault, number, policy_from, warnings_of
+from celery_lease.core.faults import Fault
+from celery_lease.core.policy import warnings_of
 
 from .error import LeaseConfigError
-from .layers import Settings, reaper_interval, value_faults
-from .names import unknown
-from .table import BY_NAME, SETTINGS, of_lease
+from .resolve import Settings, faults_of, not_of_app, unknown, values_of
+from .selection import DECORATED
+from .table import BY_NAME, PREFIX, TASKS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-DJANGO = "CELERY_LEASE_"  #: read with ``namespace="CELERY"`` only, and never meant for anybody else
+DJANGO = "CELERY_LEASE_"  #: only read with ``namespace="CELERY"``; it has no other meaning
 
 
 def load(conf: Mapping[str, object]) -> Settings:
@@ -35,72 +36,73 @@ def load(conf: Mapping[str, object]) -> Settings:
         LeaseConfigError: Values are wrong or names unknown; all of them are listed. Let it stop
             the worker.
     """
-    # Going through the keys makes Celery read a configuration still pending, prefix included.
+    # Iterating over the keys makes Celery read a pending configuration, prefix included.
     written = frozenset(str(key) for key in conf)
     spelling = Spelling(getattr(conf, "prefix", None) or "", written)
     explicit = {name: conf[name] for name in BY_NAME if written & {name, spelling.of(name)}}
-    faults = [spelling.applied(fault) for fault in value_faults(explicit)]
+    own = {name: value for name, value in explicit.items() if not BY_NAME[name].app}
+    faults = [spelling.applied(not_of_app(name, value)) for name, value in own.items()]
+    explicit = {name: value for name, value in explicit.items() if name not in own}
+    faults += [spelling.applied(fault) for fault in faults_of(explicit)]
     faults += _strays(conf, spelling)
     if faults:
         raise LeaseConfigError(tuple(faults))
-    return _settings(explicit, _unread(explicit, spelling))
+    values = values_of(explicit)
+    # No faults: LEASE_EXTENSION may be a constant of the module, or of another Django app.
+    unread = (
+        f"{key} is not read; if it is meant for celery-lease, write {spelling.of(key.lower())}"
+        for key in spelling.unread
+        if key.lower() in BY_NAME and key.lower() not in explicit
+    )
+    return Settings(**values, warnings=(*warnings_of(values["policy"]), *unread))
 
 
-def _settings(explicit: Mapping[str, object], warnings: list[str]) -> Settings:
-    """Return the settings of faultless values."""
-    policy = policy_from(of_lease(explicit))
-    scaled = {"lease_reaper_interval": reaper_interval(policy.extension)}
-    every = {setting.name: setting.default for setting in SETTINGS} | scaled | dict(explicit)
-    port = every["lease_health_port"]
-    publish = every["lease_publish_progress"]
-    return Settings(
-        enabled=bool(every["lease_enabled"]),
-        policy=policy,
-        explicit=explicit,
-        reaper_interval=number(every["lease_reaper_interval"]),
-        dead_letter_queue=str(every["lease_dead_letter_queue"]),
-        health_host=str(every["lease_health_host"]),
-        health_port=port if isinstance(port, int) else None,
-        publish_progress=None if publish is None else number(publish),
-        warnings=(*warnings_of(policy), *warnings),
+def means_tasks(conf: Mapping[str, object]) -> bool:
+    """Whether an app's configuration sets ``lease_tasks``, or by mistake a name very like it."""
+    written = frozenset(str(key) for key in conf)
+    spelling = Spelling(getattr(conf, "prefix", None) or "", written)
+    if written & {TASKS, spelling.of(TASKS)}:
+        return conf[TASKS] != DECORATED
+    meant = f"did you mean {spelling.of(TASKS)}?"
+    return any(
+        fault.hint == meant or fault.name == DJANGO + "TASKS" for fault in _strays(conf, spelling)
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How settings are written under the app's namespace, ``CELERY_`` with Django."""
+    """The names of settings under the app's namespace, ``CELERY_`` with Django."""
 
     prefix: str
     written: frozenset[str]  #: all keys of the configuration
 
     def of(self, name: str) -> str:
-        """Return the name as it stands in the configuration."""
-        # As celery.utils.text.match_case has it (5.5 to 5.7).
+        """Return a setting's name as it stands in the configuration."""
+        # As in celery.utils.text.match_case (5.5 to 5.7).
         full = self.prefix + name
         return full.upper() if self.prefix.isupper() else full.lower()
 
-    def seen(self, name: str) -> str:
-        """Return the name as its author wrote it, or has to write it."""
-        plain = name in self.written and self.of(name) not in self.written
-        return name if plain else self.of(name)
-
     def applied(self, fault: Fault) -> Fault:
-        """Return *fault* with all names as :meth:`seen`."""
+        """Return *fault* with all names as they are in the configuration, or have to be."""
 
-        def spelt(text: str) -> str:
-            return re.sub(rf"\b{PREFIX}[a-z_]+", lambda found: self.seen(found[0]), text)
+        def spelt(found: re.Match[str]) -> str:
+            name = found[0]
+            plain = name in self.written and self.of(name) not in self.written
+            return name if plain else self.of(name)
 
+        name = re.compile(rf"\b{PREFIX}[a-z_]+")
         return replace(
-            fault, name=spelt(fault.name), rule=spelt(fault.rule), hint=spelt(fault.hint)
+            fault,
+            **{each: name.sub(spelt, getattr(fault, each)) for each in ("name", "rule", "hint")},
         )
 
     @property
     def unread(self) -> list[str]:
-        """Return the keys that Celery does not look at when asked for a lease setting."""
+        """Return the keys that Celery does not read for a lease setting."""
         return sorted(self.written - {*BY_NAME, *map(self.of, BY_NAME)})
 
     def claims(self, key: str) -> bool:
-        """Tell whether *key* can only be meant as a lease setting of this app."""
+        """Return whether *key* can only be meant as a lease setting of this app."""
         if key.startswith(PREFIX):
             return True
         if self.prefix:
@@ -108,39 +110,17 @@ class Spelling:
         return key.startswith(DJANGO)
 
 
-def _strays(conf: Mapping[str, object], spelling: Spelling) -> list[Fault]:
-    """Return the faults of keys that are meant as lease settings and are none."""
-    claimed = filter(spelling.claims, spelling.unread)
-    faults = [_stray(key, conf[key], spelling) for key in claimed]
-    return [fault for fault in faults if fault]
-
-
-def _stray(key: str, value: object, spelling: Spelling) -> Fault | None:
-    if inspect.ismodule(value) or inspect.isroutine(value) or inspect.isclass(value):
-        return None  # a configuration module also holds what it imports or defines for itself
-    if key.startswith(DJANGO) and not spelling.prefix:
-        return _without_namespace(key, value)
-    known = BY_NAME if key.startswith(PREFIX) else map(spelling.of, BY_NAME)
-    return unknown(key, value, known)
-
-
-def _without_namespace(key: str, value: object) -> Fault:
-    name = PREFIX + key.removeprefix(DJANGO).lower()
-    return Fault(
-        key,
-        value,
-        "is not read, because the app's configuration has no namespace",
-        f"write {name}, or call config_from_object(..., namespace='CELERY')",
-    )
-
-
-def _unread(explicit: Mapping[str, object], spelling: Spelling) -> list[str]:
-    """Return a warning for each setting's name in a case that Celery does not read.
-
-    No fault: ``LEASE_EXTENSION`` may be a constant of the module, or of somebody else's Django app.
-    """
-    return [
-        f"{key} is not read; if it is meant for celery-lease, write {spelling.of(key.lower())}"
-        for key in spelling.unread
-        if key.lower() in BY_NAME and key.lower() not in explicit
-    ]
+def _strays(conf: Mapping[str, object], spelling: Spelling) -> Iterator[Fault]:
+    """Yield the faults of keys that look like lease settings and are none."""
+    for key in filter(spelling.claims, spelling.unread):
+        value = conf[key]
+        if inspect.ismodule(value) or inspect.isroutine(value) or inspect.isclass(value):
+            continue  # a configuration module also has its own imports and definitions
+        if key.startswith(DJANGO) and not spelling.prefix:
+            name = PREFIX + key.removeprefix(DJANGO).lower()
+            rule = "is not read, because the app's configuration has no namespace"
+            hint = f"write {name}, or call config_from_object(..., namespace='CELERY')"
+            yield Fault(key, value, rule, hint)
+        else:
+            known = BY_NAME if key.startswith(PREFIX) else map(spelling.of, BY_NAME)
+            yield unknown(key, value, known)

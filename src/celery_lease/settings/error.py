@@ -9,7 +9,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery_lease.core.errors import LeaseError
 
 if TYPE_CHECKING:
-    from celery_lease.core.policy import Fault
+    from celery_lease.core.faults import Fault
 
 
 class LeaseConfigError(LeaseError, ImproperlyConfigured):
@@ -17,7 +17,7 @@ class LeaseConfigError(LeaseError, ImproperlyConfigured):
 
     Attributes:
         faults: Every broken rule, not only the first.
-        origin: Who gave the values: ``the app``, ``task 'name'`` or ``call of task 'name'``.
+        origin: The source of the values: ``the app``, ``task 'name'`` or ``call of task 'name'``.
     """
 
     def __init__(self, faults: tuple[Fault, ...] = (), origin: str = "the app") -> None:

@@ -1,8 +1,8 @@
-"""For the tests of leased tasks: contexts on a clock that the test moves, and real workers.
+"""Tools for tests of leased tasks: contexts on a clock that the test moves, and real workers.
 
-The pytest plugin of this package makes all of it fixtures (:mod:`.plugin`); what is importable here
-is for annotations, and for fixtures of your own. Every pytest run of an environment that has
-celery-lease imports this module and the plugin, so neither imports Celery.
+The pytest plugin of this package has fixtures for all of them (:mod:`.plugin`); import from here
+for annotations, and for fixtures of your own. Every pytest run of an environment with celery-lease
+imports this module and the plugin, so neither imports Celery.
 """
 
 from __future__ import annotations

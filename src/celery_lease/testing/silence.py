@@ -1,7 +1,7 @@
-"""Whether a function beats often enough: its longest silence, and where that is.
+"""Checks whether a function beats often enough, by its longest silence and the place of that.
 
-Silence is counted as a lease counts it, from beat to beat, on the test's clock while that runs: so
-it is the time that really passed, plus what the test moved the clock by in place of slow work. A
+Silence is counted as for a lease, from beat to beat, on the test's clock while that runs: it is the
+time that really passed, plus the time by which the test moved the clock in place of slow work. A
 quiet period is no silence until its declared end.
 """
 
@@ -14,10 +14,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from celery_lease.core.errors import LeaseLost
-from celery_lease.core.policy import Mode, plain
-from celery_lease.current import entered
-from celery_lease.injection import Injection
-from celery_lease.task import LeasedTask
+from celery_lease.core.policy import Mode
+from celery_lease.core.words import plain
+from celery_lease.task.current import entered
+from celery_lease.task.injection import Injection
+from celery_lease.task.task import LeasedTask
 from celery_lease.testing.contexts import Beat, RecordedContext, policy_of
 
 if TYPE_CHECKING:
@@ -47,12 +48,12 @@ class Silence:
 
     @property
     def seconds(self) -> float:
-        """How long it lasted."""
+        """Its length in seconds."""
         return self.after.at - self.before.at
 
 
 class BeatAssertion:
-    """What the fixture ``assert_beats_within`` is."""
+    """The type of the fixture ``assert_beats_within``."""
 
     def __init__(self, clock: LeaseClock) -> None:
         self._clock = clock
@@ -69,18 +70,18 @@ class BeatAssertion:
         """Call *function*, assert that it is never silent for too long, and return its result.
 
         Args:
-            function: A leased task, or any function that beats: it is given the context where a
-                task would get it, and by ``current_context()``.
+            function: A leased task, or any function that beats: it gets the context as a task
+                would, and by ``current_context()``.
             args: Its arguments, without the context.
             within: The longest silence allowed, in seconds. By default half of the lease of the
                 task or, for a plain function, of *context*; or the ``lease_watchdog_threshold`` if
                 that is shorter.
-            context: What it is given; by default a new one with the task's settings.
-            kwargs: More arguments. Use ``functools.partial`` for those that have the names above.
+            context: The context; by default a new one with the task's settings.
+            kwargs: Further arguments. Use ``functools.partial`` for those with the names above.
 
         Raises:
             AssertionError: It was silent for longer.
-            ValueError: No limit can be told from what was given.
+            ValueError: There is no limit.
         """
         __tracebackhide__ = True
         task = function if isinstance(function, LeasedTask) else None
@@ -91,7 +92,7 @@ class BeatAssertion:
             begun = Beat(context.passed)
             try:
                 result = _call(function, args, kwargs, context)
-            except LeaseLost as exc:  # of its own silence, perhaps
+            except LeaseLost as exc:  # perhaps of its own silence
                 lost = exc
             ended = Beat(context.passed)
         marks = [begun, *context.beats[earlier:], ended]
@@ -120,10 +121,10 @@ def _call(
 
 
 def _limit(task: LeasedTask | None, within: float | None, context: RecordedContext | None) -> Limit:
-    """Return what was asked for, or else what follows from the settings.
+    """Return the given limit, or else the limit from the settings.
 
     Raises:
-        ValueError: There are none, or by them beats are not looked at.
+        ValueError: There are no settings, or they need no beats.
     """
     if within is not None:
         return Limit(within, "as the test says")
@@ -147,13 +148,13 @@ def _limit(task: LeasedTask | None, within: float | None, context: RecordedConte
 def _longest(
     marks: Sequence[Beat], limit: float, quiet: Sequence[tuple[float, float]]
 ) -> Silence | None:
-    """Return the longest of the silences that are too long."""
+    """Return the longest silence above the limit, or None."""
     found = []
     for before, after in pairwise(marks):
         covered = max((end for began, end in quiet if began <= after.at), default=-math.inf)
         if after.at > max(before.at + limit, covered):
             found.append(Silence(before, after))
-    # Of several that are as long the first: measured times are never quite the same.
+    # Of several equally long ones the first: measured times are never quite the same.
     return max(found, key=lambda silence: round(silence.seconds, 1), default=None)
 
 
@@ -180,7 +181,7 @@ def _short(seconds: float) -> str:
 
 
 def _told(mark: Beat, marks: Sequence[Beat], *, lost: bool) -> str:
-    """Describe one end of a silence."""
+    """Return a description of one end of a silence."""
     number = next(index for index, each in enumerate(marks) if each is mark)
     last = len(marks) - 1
     name = "the start" if number == 0 else "the end" if number == last else f"beat {number}"

@@ -1,4 +1,4 @@
-"""A real ``celery worker`` in a process of its own, for one test."""
+"""Runs a real ``celery worker`` in a process of its own, for one test."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     import pytest
     from celery import Celery
 
-#: Without these a worker waits a second for its peers, and talks to them.
+#: Without these options a worker waits a second for its peers, and talks to them.
 QUIET_PEERS = ("--without-mingle", "--without-gossip")
 #: Celery prefers these variables to an app's configuration.
 BROKER = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
 BACKEND = "CELERY_RESULT_BACKEND"
 
-#: Packages that keep apps which they do not define.
+#: Packages that refer to apps which they do not define.
 NO_HOMES = frozenset({"__main__", "celery", "celery_lease"})
 
 
@@ -47,12 +47,12 @@ class WorkerProcess:
         """Describe the worker; :meth:`start` starts it.
 
         Args:
-            app: What ``celery -A`` takes.
+            app: The argument of ``celery -A``.
             broker: The broker's URL.
-            directory: Where the log goes.
-            options: More of what ``celery worker`` takes, such as ``"-P", "threads"``.
+            directory: The directory of the log.
+            options: Further options of ``celery worker``, such as ``"-P", "threads"``.
             backend: The URL of the result backend; by default the broker's.
-            environment: Variables beside the test's own.
+            environment: Variables in addition to the test's own.
         """
         self.hostname = f"test-{uuid.uuid4().hex[:8]}@localhost"
         self.app = find_app(app)
@@ -67,13 +67,16 @@ class WorkerProcess:
             **(environment or {}),
         }
         self._process: subprocess.Popen[bytes] | None = None
+        self._began = 0  # characters of the log before the last start
 
-    def start(self, within: float = 30.0) -> Self:
-        """Start it and return once it takes messages.
+    def start(self, within: float = 60.0) -> Self:
+        """Start it, and return when it takes messages.
 
         Raises:
-            RuntimeError: It ended, or was not ready in so many seconds; its log is in the message.
+            RuntimeError: It ended, or was not ready within *within* seconds; the message has its
+                log.
         """
+        self._began = len(self.log)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603  (the user's own app)
                 self._command,
@@ -84,7 +87,7 @@ class WorkerProcess:
                 start_new_session=True,
             )
         until, pause = host_seconds() + within, threading.Event()
-        while f"{self.hostname} ready." not in self.log:
+        while f"{self.hostname} ready." not in self.log[self._began :]:
             if self.returncode is not None or host_seconds() > until:
                 state = "not ready" if self.returncode is None else f"ended: {self.returncode}"
                 self.stop(0)
@@ -99,22 +102,22 @@ class WorkerProcess:
 
     @property
     def returncode(self) -> int | None:
-        """How its main process ended; None while it lives."""
+        """The exit code of its main process; None while it runs."""
         return None if self._process is None else self._process.poll()
 
     @property
     def log(self) -> str:
-        """All that it has written."""
+        """Its whole log."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def kill(self) -> None:
-        """SIGKILL its main process alone, as the kernel does when memory runs out."""
+        """Kill only its main process by SIGKILL, as the kernel does when memory runs out."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def stop(self, within: float = 20.0) -> int | None:
-        """Stop it in order, by force after so many seconds; return how it ended."""
+        """Stop it in order, after *within* seconds by force; return its exit code."""
         process = self._process
         if process is None:
             return None
@@ -123,7 +126,7 @@ class WorkerProcess:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(within)
         with suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for zombies alone
-            os.killpg(process.pid, signal.SIGKILL)  # and what it started
+            os.killpg(process.pid, signal.SIGKILL)  # and its children
         return process.wait()
 
     def __enter__(self) -> Self:
@@ -134,10 +137,10 @@ class WorkerProcess:
 
 
 def name_of(app: Celery | str) -> str:
-    """Return what ``celery -A`` needs for an app that the test has imported.
+    """Return the argument of ``celery -A`` for an app that the test has imported.
 
     Raises:
-        LookupError: It is at no module's top level.
+        LookupError: It is not a variable of a module.
     """
     if isinstance(app, str):
         return app
@@ -148,7 +151,7 @@ def name_of(app: Celery | str) -> str:
         if value is app and module.partition(".")[0] not in NO_HOMES
     }
     if homes:
-        # The app's own name, or else the module that was imported last: who imports comes before.
+        # The app's own name, or else the module that was imported last: importers come before.
         module = app.main if app.main in homes else list(homes)[-1]
         return f"{module}:{homes[module]}"
     raise LookupError(
@@ -160,9 +163,9 @@ def name_of(app: Celery | str) -> str:
 def redirect(
     app: Celery, broker: str, backend: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Have this process's app send to *broker*, and look there for results, until the test ends.
+    """Make this process's app use *broker*, and *backend* for results, until the test ends.
 
-    Connections that it has made before are laid aside, and are there again afterwards.
+    Its existing connections are set aside, and are restored afterwards.
     """
     for name, url in _addresses(broker, backend).items():
         monkeypatch.setenv(name, url)

@@ -1,1 +1,1 @@
-"""The worker's side of leases: the only layer that knows Celery's worker."""
+"""The Celery worker's part of celery-lease: the only layer that uses the worker's internals."""

@@ -1,14 +1,14 @@
-"""Ends tasks by asking them: the next beat of a cancelled task raises ``TaskCancelled``.
+"""Cancels tasks: the next beat of a cancelled task raises ``TaskCancelled``.
 
 ::
 
-    runs              ─► its next beat tells it ─► it cleans up ─► REVOKED, acknowledged
+    runs              ─► its next beat raises TaskCancelled ─► it cleans up ─► REVOKED
     in the pool       ─► REVOKED before its own code begins
     waits at a worker ─► REVOKED now
     anywhere else     ─► refused by every worker that heard of it, as after Celery's revoke
 
-A holder may lose the lease at the same moment: so every worker that hears of it refuses the task
-from then on, and whichever gets the message next revokes it.
+A holder may lose the lease at the same moment. So every worker that receives the command refuses
+the task from then on, and the one that gets the message next revokes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from celery_lease.core import board as beatboard
+from celery_lease.core.loss import FLAG_CANCELLED
 from celery_lease.worker import compat
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class Reaction(StrEnum):
-    """What a worker did about a task that is to be cancelled."""
+    """The result of a cancellation at one worker."""
 
-    TOLD = "told"  #: it runs, or is about to: its next beat tells it
+    TOLD = "told"  #: it runs, or is about to: its next beat raises TaskCancelled
     REVOKED = "revoked"  #: it waited here, and is settled
     WAITS = "waits"  #: it waits here, and is revoked when its time comes
-    LOST = "lost"  #: it runs here, and has lost its lease: its next beat tells it that
+    LOST = "lost"  #: it runs here, and has lost its lease: its next beat raises LeaseLost
     PLAIN = "plain"  #: it runs here without a lease, so it has no beats
     UNKNOWN = "unknown"  #: it is not here
 
@@ -42,13 +42,13 @@ class Reaction(StrEnum):
 def cancel(
     leases: Leases, task_ids: Collection[str], consumer: Consumer | None
 ) -> dict[str, dict[str, Any]]:
-    """Cancel tasks; return for each id what was done here.
+    """Cancel tasks; return the result at this worker for each task id.
 
     Args:
         leases: The worker's leases.
         task_ids: The tasks.
-        consumer: Whose main loop this thread is: what waits there is revoked at once. None: it is
-            another thread, and what waits is revoked when its time comes.
+        consumer: The consumer, if this thread is its main loop: reserved tasks are revoked at once.
+            None: another thread; reserved tasks are revoked when their time comes.
     """
     for task_id in task_ids:
         compat.refuse(task_id)
@@ -68,12 +68,12 @@ def cancel(
 
 
 def _tell(leases: Leases, held: Held) -> Reaction:
-    """Tell a task that has its record; under the lock, so that the record is still its own."""
+    """Set a task's flag on the board. The caller holds the lock: the record is still the task's."""
     if not held.lease.is_held:
         return Reaction.LOST
     if held.slot is None:
         return Reaction.WAITS
-    leases.board.flag(held.slot, beatboard.FLAG_CANCELLED)
+    leases.board.flag(held.slot, FLAG_CANCELLED)
     return Reaction.TOLD
 
 

@@ -1,8 +1,8 @@
 """Remote control commands of a worker that has leases.
 
-``lease_drain`` and ``lease_resume`` change a worker, ``lease_cancel`` ends tasks of it,
-``lease_state``, ``lease_about`` and ``leases`` ask it. They are known to the worker, and to every
-``celery`` command, once this module is imported; it imports little.
+``lease_drain`` and ``lease_resume`` change a worker, ``lease_cancel`` and ``lease_hand_over`` end
+its tasks, ``lease_state``, ``lease_about``, ``leases`` and ``lease_stack`` query it. The worker and
+every ``celery`` command know them once this module is imported; it imports little.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from celery.worker.control import control_command, inspect_command
 
-from celery_lease.worker.about import about
+from celery_lease.core.words import counted
+from celery_lease.worker.about import about, identity, paces, runtime_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Arguments of Celery's ``stats`` by which those ask who only want to know which workers have
-#: leases; a worker whose main loop is away answers these too.
+#: Arguments of Celery's ``stats`` in a query for workers with leases; a worker whose main loop is
+#: blocked answers it, too.
 WHO = {"leases": True}
 NO_LEASES = {"error": "this worker has no leased tasks, or lease_enabled is off"}
 
@@ -25,27 +26,33 @@ NO_LEASES = {"error": "this worker has no leased tasks, or lease_enabled is off"
 @control_command()
 def lease_drain(state: Any, **_: Any) -> dict[str, Any]:
     """Take no more messages, hand back what has not started, finish what runs, and stay up."""
-    drain = getattr(state.consumer, "lease_drain", None)
-    if drain is None:
+    runtime = runtime_of(state.consumer)
+    if runtime is None:
         return NO_LEASES
-    drain.begin()
+    runtime.drain.begin()
     return {"ok": "draining"}
 
 
 @control_command()
 def lease_resume(state: Any, **_: Any) -> dict[str, Any]:
     """Take messages again after a drain."""
-    drain = getattr(state.consumer, "lease_drain", None)
-    if drain is None:
+    runtime = runtime_of(state.consumer)
+    if runtime is None:
         return NO_LEASES
-    return {"ok": "taking messages"} if drain.end() else {"error": "the worker is stopping"}
+    return {"ok": "taking messages"} if runtime.drain.end() else {"error": "the worker is stopping"}
 
 
 @inspect_command()
 def lease_state(state: Any, **_: Any) -> dict[str, Any]:
     """Whether the worker drains or stops, and how many leases it holds."""
-    drain = getattr(state.consumer, "lease_drain", None)
-    return NO_LEASES if drain is None else drain.state()
+    from celery_lease.worker import vitals  # noqa: PLC0415  (for workers alone)
+
+    runtime = runtime_of(state.consumer)
+    if runtime is None:
+        return NO_LEASES
+    lags = [each.keeper_lag() for each in vitals.running() if each.leases is runtime.leases]
+    lag = {"keeper_lag": round(max(0.0, lags[0]), 3)} if lags else {}
+    return {**runtime.drain.state(), **lag, "worker": identity(state.consumer)}
 
 
 @inspect_command(variadic="task_id", signature="[id1 [id2 [... [idN]]]]")
@@ -55,10 +62,10 @@ def leases(
     """List the leases that the worker holds, or those of some tasks."""
     from celery_lease.worker.report import describe  # noqa: PLC0415  (for workers alone)
 
-    held = getattr(state.consumer, "leases", None)
-    if held is None:
+    runtime = runtime_of(state.consumer)
+    if runtime is None:
         return []
-    return describe(held, _listed(task_id) or None)
+    return describe(runtime.leases, _listed(task_id) or None)
 
 
 @control_command(variadic="task_id", signature="[id1 [id2 [... [idN]]]]")
@@ -66,13 +73,43 @@ def lease_cancel(state: Any, task_id: str | Sequence[str], **_: Any) -> dict[str
     """Have tasks told at their next beat that they are cancelled; what waits is revoked."""
     from celery_lease.worker.cancel import Reaction, cancel  # noqa: PLC0415  (for workers alone)
 
-    held = getattr(state.consumer, "leases", None)
-    if held is None:
+    runtime = runtime_of(state.consumer)
+    if runtime is None:
         return NO_LEASES
     is_main = not getattr(state, "lease_stand_in", False)
-    done = cancel(held, _listed(task_id), state.consumer if is_main else None)
+    done = cancel(runtime.leases, _listed(task_id), state.consumer if is_main else None)
     here = [each for each, what in done.items() if what["state"] != Reaction.UNKNOWN]
-    return {"ok": f"{len(here)} of {len(done)} tasks are here", "tasks": done}
+    return {
+        "ok": f"{len(here)} of {len(done)} {'task is' if len(done) == 1 else 'tasks are'} here",
+        "tasks": done,
+        "worker": identity(state.consumer),
+    }
+
+
+@control_command(variadic="task_id", signature="[id1 [id2 [... [idN]]]]")
+def lease_hand_over(state: Any, task_id: str | Sequence[str], **_: Any) -> dict[str, Any]:
+    """End interruptible tasks at their next beat; their messages go back to their queues."""
+    from celery_lease.worker.hand_over import hand_over  # noqa: PLC0415  (for workers alone)
+
+    runtime = runtime_of(state.consumer)
+    if runtime is None:
+        return NO_LEASES
+    done = hand_over(runtime.leases, _listed(task_id))
+    told = sum(what["state"] == "told" for what in done.values())
+    return {"ok": f"{told} of {counted(len(done), 'task')} told", "tasks": done}
+
+
+@inspect_command(args=[("task_id", str)], signature="task_id")
+def lease_stack(state: Any, task_id: str, **_: Any) -> dict[str, Any]:
+    """Show what a running task is doing, with its Python stack.
+
+    To see whether it uses the processor takes 0.2 s, and a stack up to 0.5 s; the worker's main
+    loop waits meanwhile.
+    """
+    from celery_lease.worker.stacks import stack_of  # noqa: PLC0415  (for workers alone)
+
+    runtime = runtime_of(state.consumer)
+    return {} if runtime is None else stack_of(runtime.leases, runtime.pool, str(task_id))
 
 
 def _listed(task_id: str | Sequence[str] | None) -> list[str]:
@@ -80,6 +117,10 @@ def _listed(task_id: str | Sequence[str] | None) -> list[str]:
 
 
 @inspect_command()
-def lease_about(state: Any, **_: Any) -> dict[str, Any]:
-    """What the worker is made of: versions, clock, pool, and tasks that were slow to beat."""
-    return about(state.consumer)
+def lease_about(state: Any, pace: bool = False, **_: Any) -> dict[str, Any]:
+    """What the worker is made of: versions, clock, pool, and tasks that were slow to beat.
+
+    With *pace* also how its tasks beat and how long they ran; an older worker leaves that out.
+    """
+    told = about(state.consumer)
+    return {**told, "paces": paces(state.consumer)} if pace else told

@@ -1,11 +1,11 @@
-"""What a task process that says nothing is doing: read from the kernel, and from its own Python.
+"""Finds out what a silent task process is doing, from the kernel and from its Python stack.
 
-A task process offers its Python stack: a signal that nobody uses makes :mod:`faulthandler` write it
-into a file in memory, by C code that needs neither the interpreter's lock nor its loop. The main
-process finds both by the file's name, and asks only a process that catches the signal. Where the
-platform has no such things there is less to tell, and nothing fails.
+A task process offers its Python stack: a signal that is otherwise unused makes :mod:`faulthandler`
+write it into a file in memory, by C code that needs neither the interpreter's lock nor its loop.
+The main process finds file and signal by the file's name, and signals only a process that catches
+the signal. On a platform without them the diagnosis knows less, and nothing fails.
 
-All waits are bounded, and short: it is the watchdog's thread that waits, no lease depends on it.
+All waits are bounded and short: the watchdog's thread waits, and no lease depends on it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celery_lease.core.clock import SystemClock
+from celery_lease.core.ticket import Ticket
+from celery_lease.worker.processes import is_alive
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -36,14 +38,14 @@ LONGEST_STACK = 8000
 
 _OFFER = "celery-lease-stack-"  # followed by the number of the signal that asks for it
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-#: In the first frame of a stack that is not the task's any more.
+#: A stack whose first frame is in this file is no longer the task's.
 _BEFORE_TASK = "/celery/app/trace.py"
-#: Index of the first of utime and stime in what follows the command's name, see proc(5).
+#: Indexes of state and utime (stime follows) in the fields after the command's name, see proc(5).
 _STATE, _UTIME = 0, 11
 
 
 class Doing(StrEnum):
-    """What a silent task does."""
+    """The state of a silent task."""
 
     BUSY = "busy on CPU"
     BLOCKED = "blocked in a call"
@@ -54,22 +56,22 @@ class Doing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is known of a task that says nothing."""
+    """The facts known about a silent task."""
 
     doing: Doing
-    where: str = ""  #: the kernel function that it waits in
+    where: str = ""  #: the kernel function in which it waits
     cpu: float = 0.0  #: share of one processor that it uses
     stack: str = ""  #: of its Python code, the most recent call first
 
     def __str__(self) -> str:
-        """Return it in a few words, without the stack."""
+        """Return a short description, without the stack."""
         if self.doing is Doing.BUSY:
             return f"{self.doing} ({self.cpu:.0%})"
         return f"{self.doing} ({self.where})" if self.where else str(self.doing)
 
 
 def offer_stack() -> None:
-    """Let the main process ask this task process for its Python stack; once, where that works."""
+    """Enable the dump of this task process's stack by a signal, where the platform allows it."""
     number = _free_signal()
     if number is None or not hasattr(os, "memfd_create"):
         return
@@ -78,8 +80,10 @@ def offer_stack() -> None:
 
 
 def of_process(pid: int) -> Diagnosis:
-    """Find out what a task process is doing."""
+    """Find out what a task process is doing, by its number."""
     doing, cpu = _doing(Path(f"/proc/{pid}"))
+    if doing is Doing.GONE and is_alive(pid):
+        doing = Doing.UNKNOWN  # its files are hidden
     asks = doing in (Doing.BUSY, Doing.BLOCKED)  # a stopped one does not answer
     where = _where(Path(f"/proc/{pid}")) if doing is Doing.BLOCKED else ""
     return Diagnosis(doing, where, cpu, _stack_of(pid) if asks else "")
@@ -111,7 +115,7 @@ def _free_signal() -> int | None:
 
 
 def _signals(pid: int | str, line: str) -> int:
-    """Return a set of signals from a process's status, bit by bit; all of them if unknown."""
+    """Return a signal set from a process's status, a bit a signal; -1 or 0 if it is unknown."""
     with suppress(OSError):
         for each in Path(f"/proc/{pid}/status").read_text().splitlines():
             if each.startswith(f"{line}:"):
@@ -135,7 +139,7 @@ def _stack_of(pid: int) -> str:
 
 
 def _of_task(stack: str) -> str:
-    """Leave out the frames outermost in each thread that are Celery's way to the task."""
+    """Remove Celery's own frames, the outermost of each thread, from a stack."""
     kept, outside = [], False
     for line in stack.rstrip().splitlines():
         outside = line.startswith("  ") and (outside or _BEFORE_TASK in line)
@@ -145,10 +149,10 @@ def _of_task(stack: str) -> str:
 
 
 def _offer(pid: int) -> tuple[Path, int]:
-    """Return the file into which a process writes its stack, and the signal that asks for it.
+    """Return the file into which a process writes its stack, and the signal that makes it do so.
 
     Raises:
-        FileNotFoundError: It offers none.
+        FileNotFoundError: The process offers none.
     """
     for each in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
@@ -159,7 +163,7 @@ def _offer(pid: int) -> tuple[Path, int]:
 
 
 def _await_growth(path: Path, before: int) -> None:
-    """Wait until a file has grown, and has not since the last look."""
+    """Wait until a file has grown and then stopped growing; at most ``STACK_PATIENCE``."""
     clock, rest, last = SystemClock(), threading.Event(), before
     ends = clock.now() + STACK_PATIENCE
     while clock.now() < ends:
@@ -171,7 +175,7 @@ def _await_growth(path: Path, before: int) -> None:
 
 
 def _doing(directory: Path) -> tuple[Doing, float]:
-    """Watch a process or thread for a moment; return what it does, and its share of a processor."""
+    """Sample a process or thread for a moment; return its state, and its share of a processor."""
     clock = SystemClock()
     try:
         began, (state, before) = clock.now(), _stat(directory)
@@ -186,13 +190,13 @@ def _doing(directory: Path) -> tuple[Doing, float]:
         return (Doing.GONE if Path("/proc/self/stat").exists() else Doing.UNKNOWN), 0.0
     except OSError:
         return Doing.UNKNOWN, 0.0
-    # On a crowded machine it may get little of a processor, and still want one all the time.
+    # On a crowded machine a busy process may get little processor time, and still be runnable.
     busy = cpu >= BUSY_SHARE or (state == state_now == "R")
     return (Doing.BUSY if busy else Doing.BLOCKED), cpu
 
 
 def _stat(directory: Path) -> tuple[str, float]:
-    """Return state and used processor time in seconds."""
+    """Return the state and the used processor time in seconds."""
     text = (directory / "stat").read_text()
     # The command's name, in parentheses, may hold anything; the rest follows it.
     fields = text[text.rindex(")") + 2 :].split()
@@ -201,7 +205,7 @@ def _stat(directory: Path) -> tuple[str, float]:
 
 
 def _where(directory: Path) -> str:
-    """Return the kernel function that a process sleeps in, where the kernel tells."""
+    """Return the kernel function in which a process sleeps; "" if the kernel does not show it."""
     with suppress(OSError):
         name = (directory / "wchan").read_text().strip()
         return "" if name == "0" else name
@@ -212,13 +216,15 @@ def _runs(frame: FrameType | None, tag: str) -> bool:
     """Whether a stack is that of the task under a lease: one frame has its ticket."""
     while frame is not None:
         ticket = frame.f_locals.get("ticket")
-        if isinstance(ticket, dict) and ticket.get("tag") == tag:
+        if isinstance(ticket, Ticket) and ticket.tag == tag:
             return True
         frame = frame.f_back
     return False
 
 
 def _native_id(ident: int) -> int | None:
+    if ident == threading.main_thread().ident:
+        return os.getpid()  # threading keeps the number from before a fork, such as --detach's
     return next((each.native_id for each in threading.enumerate() if each.ident == ident), None)
 
 

@@ -1,6 +1,6 @@
-"""Finds the exporters, a layer above, when somebody wants them; nothing is loaded before.
+"""Loads the exporters of metrics, a layer above, when a program uses them.
 
-By name, as Celery finds a pool: the worker's layer does not depend on them, and their libraries
+By name, as Celery loads a pool: the worker's layer does not depend on them, and their libraries
 need not be installed.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from celery.utils.imports import symbol_by_name
 
@@ -18,35 +18,48 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PROMETHEUS = "celery_lease.observability.prometheus:page"
 OTEL = "celery_lease.observability.otel:begin"
-#: What is loaded once a program uses OpenTelemetry's metrics, and what names a provider to load.
+OTEL_TRACES = "celery_lease.observability.otel_traces:Exporter"
+#: The module that a user of OpenTelemetry's metrics, or traces, has loaded, or the variable that
+#: names a provider.
 OTEL_IN_USE, OTEL_TO_BE_USED = "opentelemetry.metrics", "OTEL_PYTHON_METER_PROVIDER"
-
-MISSING = (
-    "no metrics: prometheus-client is not installed here; "
-    "install celery-lease[prometheus] and restart the worker\n"
-)
+TRACES_IN_USE, TRACES_TO_BE_USED = "opentelemetry.trace", "OTEL_PYTHON_TRACER_PROVIDER"
 
 
-def metrics_page(accept: str) -> tuple[int, str, bytes]:
-    """Return status, content type and body of ``/metrics``."""
-    try:
-        page: Any = symbol_by_name(PROMETHEUS)
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != "prometheus_client":
-            raise
-        return 501, "text/plain; charset=utf-8", MISSING.encode()
-    return 200, *page(accept)
+class Exporter(Protocol):
+    """Exports what has happened since the last time."""
+
+    def run_once(self) -> float:
+        """Export it; return the seconds until the next time. One thread at a time calls this."""
+        ...
 
 
 def begin(vitals: Vitals) -> None:
-    """Let OpenTelemetry see a worker, if the program uses its metrics.
+    """Export a worker's metrics by OpenTelemetry, if the program uses that.
 
-    Whatever is wrong with it is told, and keeps no worker from its work.
+    A failure is logged and does not keep the worker from its work.
     """
     if OTEL_IN_USE in sys.modules or OTEL_TO_BE_USED in os.environ:
-        try:
-            symbol_by_name(OTEL)(vitals)
-        except Exception as exc:  # noqa: BLE001
-            logger.warning("no metrics for OpenTelemetry (celery-lease[otel]): %r", exc)
+        _called("metrics", OTEL, vitals)
+
+
+def traces(vitals: Vitals, transport: str) -> Exporter | None:
+    """Return what exports a worker's leases as spans, if the program uses OpenTelemetry's traces.
+
+    Args:
+        vitals: The worker's.
+        transport: Kombu's name of its broker.
+    """
+    if TRACES_IN_USE in sys.modules or TRACES_TO_BE_USED in os.environ:
+        exporter: Exporter | None = _called("traces", OTEL_TRACES, vitals, transport)
+        return exporter
+    return None
+
+
+def _called(what: str, name: str, *args: Any) -> Any:
+    """Return what the object of a name returns; None if it fails, or cannot be loaded."""
+    try:
+        return symbol_by_name(name)(*args)
+    except Exception as exc:  # noqa: BLE001
+        logger.warning("no %s for OpenTelemetry (celery-lease[otel]): %r", what, exc)
+        return None

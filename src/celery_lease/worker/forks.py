@@ -1,34 +1,35 @@
-"""Locks that no child may be born with: a fork waits until it can have all of them.
+"""Takes locks around a fork, so that no child is born with one of them held.
 
 The main process forks replacements (``max_tasks_per_child``, autoscale, crashes) while other
-threads hold locks; the child has no such threads, so what they held would be held for ever.
+threads hold locks. The child has no such threads, so the locks would stay held in it for ever.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from typing import Protocol
 
 
 class Lock(Protocol):
-    """What is taken around a fork, by the thread that forks."""
+    """A lock that the forking thread takes around the fork."""
 
     def acquire(self) -> bool: ...
 
     def release(self) -> None: ...
 
 
-# By the locks themselves, so that one goes with its owner. Written by threads that start workers.
+# The locks themselves, so that an entry goes with its owner. Written by threads that start workers.
 _guarded: weakref.WeakSet[Lock] = weakref.WeakSet()
 
-# What each fork under way holds. Its thread has every lock, so there is one entry at most, except
-# while locks come and go; the child inherits it and lets go of the same ones.
+# The locks of each fork under way. The forking thread has every lock, so there is one entry at
+# most, except while locks are added or removed; the child inherits it and releases the same locks.
 _held: list[list[Lock]] = []
 
 
 def guard(lock: Lock) -> None:
-    """Take *lock* around every fork of this process from now on. It has to be reentrant."""
+    """Take *lock*, which has to be reentrant, around every fork of this process from now on."""
     _guarded.add(lock)
 
 
@@ -38,7 +39,7 @@ def forget(lock: Lock) -> None:
 
 
 def guarded() -> int:
-    """Return how many locks are taken around a fork."""
+    """Return the number of locks that are taken around a fork."""
     return len(_guarded)
 
 
@@ -54,4 +55,5 @@ def _let_go() -> None:
         lock.release()
 
 
-os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_let_go)
+if sys.platform != "win32":
+    os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_let_go)

@@ -1,96 +1,141 @@
-"""What a worker's table of leases says of each one, and how one leaves it.
+"""The entries of a worker's registry of leases, and the ways in which a lease leaves it.
 
-Guarded by the table's lock; see :mod:`celery_lease.worker.leases`.
+Guarded by the registry's lock; see :mod:`celery_lease.worker.leases`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from celery_lease.board import Outcome
+from celery_lease.board.spans import Span
 from celery_lease.core import fields
+from celery_lease.core.keys import Verdict
+from celery_lease.core.ticket import Ticket
 
 if TYPE_CHECKING:
     from celery.worker.request import Request
 
-    from celery_lease.core.board import Slot
+    from celery_lease.board import Board, Slot
+    from celery_lease.core.keys import Exclusive
     from celery_lease.core.lease import Lease
     from celery_lease.worker.leases import Leases
 
 
 class Ending(StrEnum):
-    """How a lease left this worker."""
+    """The way in which a lease left this worker."""
 
     COMPLETED = "completed"
     HANDED_BACK = "handed back"  #: before its task started
-    HANDED_OVER = "handed over"  #: by its task, for another worker to go on
-    ENDED = "ended"  #: its task was ended, being out of time
+    HANDED_OVER = "handed over"  #: by its task, to run elsewhere
+    ENDED = "ended"  #: its task was out of time and was ended
     LOST = "lost"
+    PROCESS_DIED = "process died"  #: its task's process died
     STALLED = "stalled"  #: its task was silent for too long, and was ended or disowned
     BURIED = "dead-lettered"
+    PARKED = "parked"  #: its exclusive key was busy when its task was about to start
+    DROPPED = "dropped"  #: revoked, because its exclusive key was busy
+    REPLACED = "replaced"  #: revoked, because another task waits in its place
+
+    def of(self, lease: Lease) -> Ending:
+        """Return this ending, or ``LOST`` in its place if the *lease* was lost before."""
+        return Ending.LOST if lease.lost is not None and self in _WHILE_HELD else self
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the message went back as a loss."""
+        return self in (Ending.LOST, Ending.PROCESS_DIED, Ending.STALLED)
+
+
+#: How a lease ends whose task is revoked for its key.
+REVOKED = {Verdict.DROPPED: Ending.DROPPED, Verdict.REPLACED: Ending.REPLACED}
+_WHILE_HELD = (
+    Ending.COMPLETED,
+    Ending.HANDED_BACK,
+    Ending.HANDED_OVER,
+    Ending.ENDED,
+    *REVOKED.values(),
+)
 
 
 @dataclass(slots=True)
 class Held:
-    """A lease with what this worker knows of the task under it."""
+    """An entry of the registry: a lease, with the facts that this worker knows of its task."""
 
     lease: Lease
     slot: Slot | None = None
     pid: int | None = None
-    beat: float = 0.0  #: the task's own last beat, whatever counts as one for the lease
+    beat: float = 0.0  #: the task's own last beat; other proofs of progress may count for the lease
     quiet: float = 0.0  #: the end of the quiet period that the task declared
-    unproven: bool = False  #: observed, and heartbeat mode would have lost it
-    worker: str = ""  #: whose it is; for the log
+    beats: int = 0  #: beats in the task's body that the keeper saw, after the first
+    gap: float = 0.0  #: the longest between two of them, in seconds
+    begun: bool = False  #: an end without an outcome is a loss from here on
+    #: Seconds after the death of its process in which the pool has to report it: the task's own
+    #: rule decides then. The main thread sets it once, before the pool gets the task.
+    grace: float = 0.0
+    dead_since: float = 0.0  #: when the keeper first saw that the process is dead
+    told: bool = False  #: the broker was informed of that, or will be; under the lock
+    unproven: bool = False  #: observe mode: heartbeat mode would have lost it
+    worker: str = ""  #: the holder's identity; for the log
+    why: dict[str, object] = field(default_factory=dict)  #: the facts known of its loss
+    #: Celery's request for the message. The main thread sets it once, before the pool gets the
+    #: task; others only read it.
+    request: Request | None = None
+    span: Span = Span.STARTING  #: where the run was when the keeper last looked
+    storing_since: float = 0.0  #: when the keeper first saw that its outcome was being stored
+    storing_told: bool = False  #: a warning of slow storing was logged
+    ending: Ending | None = None  #: the way in which it left this worker
+    exclusive: Exclusive | None = None  #: the key that its task needs
+    holds_key: bool = False  #: the task has its key; under the lock
+    takes_key: bool = False  #: the broker is being asked for the key; under the lock
+
+    def outcome(self, board: Board) -> Outcome:
+        """Return the outcome of its run that the task process wrote; ``UNTOLD``: none yet."""
+        return Outcome.UNTOLD if self.slot is None else board.read_outcome(self.slot)
 
     @property
     def fields(self) -> dict[str, object]:
         """The fields of a log line about it."""
-        lease = self.lease
-        return {
-            fields.TASK_ID: lease.task_id,
-            fields.TASK_NAME: lease.name,
-            fields.LEASE: lease.claim.tag,
-            fields.TOKEN: lease.claim.token,
-            fields.WORKER: self.worker,
-        }
+        lease, claim = self.lease, self.lease.claim
+        return fields.of_lease(lease.task_id, lease.name, claim.tag, claim.token, self.worker)
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """What a request keeps of its lease."""
+    """The reference of a request to its lease."""
 
     leases: Leases
     tag: str
     token: int | None = None
+    held: Held | None = None
+    fault: Exception | None = None  #: why its task must not run
 
     def fields(self, request: Request) -> dict[str, object]:
-        """Return the fields of a log line about a *request* under it, whatever became of it."""
-        return {
-            fields.TASK_ID: request.id,
-            fields.TASK_NAME: request.name,
-            fields.LEASE: self.tag,
-            fields.TOKEN: self.token,
-            fields.WORKER: self.leases.worker_id,
-        }
+        """Return the fields of a log line about a *request*, also after its lease has ended."""
+        worker = self.leases.worker_id
+        return fields.of_lease(request.id, request.name, self.tag, self.token, worker)
 
 
-def ticket(leases: Leases, lease: Lease, slot: Slot) -> dict[str, Any]:
-    """Return what a task process needs to know of its lease."""
+def ticket(leases: Leases, lease: Lease, slot: Slot) -> Ticket:
+    """Return the ticket for a task process."""
     claim, policy = lease.claim, lease.policy
-    return {
-        "board": leases.board.address,
-        "slot": slot.index,
-        "generation": slot.generation,
-        "task": lease.name,
-        "id": lease.task_id,
-        "tag": claim.tag,
-        "token": claim.token,
-        "deliveries": claim.deliveries,
-        "confirms": leases.driver.capabilities.confirms,
-        "extension": policy.extension,
-        "mode": str(policy.mode),
-        "on_lost": str(policy.on_lost),
-        "worker": leases.worker_id,
-        **({"publishes": True} if leases.publishes else {}),
-    }
+    return Ticket(
+        board=leases.board.address,
+        slot=slot.index,
+        generation=slot.generation,
+        task=lease.name,
+        id=lease.task_id,
+        tag=claim.tag,
+        token=claim.token,
+        deliveries=claim.deliveries,
+        confirms=leases.driver.capabilities.confirms,
+        extension=policy.extension,
+        mode=policy.mode,
+        on_lost=policy.on_lost,
+        longest=policy.max_duration,
+        longest_until=claim.asked_at + claim.limit,
+        worker=leases.worker_id,
+        publishes=leases.publishes,
+    )

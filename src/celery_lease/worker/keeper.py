@@ -1,9 +1,9 @@
-"""The one thread that keeps this worker's leases alive, and lets go of those that are not.
+"""Keeps this worker's leases alive: one thread extends them, and drops those that are lost.
 
-A thread, because the event loop stands still in a shutdown or inside a solo task; with a broker
-connection of its own, because kombu's belongs to the loop. :meth:`Keeper.run_once` is the whole
-logic; the loop around it only waits. Under gevent and eventlet the thread is a green one: a task
-that blocks the whole process blocks its keeper too, and its beats count when it lets go.
+It is a thread, because the event loop stands still in a shutdown or inside a solo task; it has a
+broker connection of its own, because kombu's belongs to the loop. :meth:`Keeper.run_once` is the
+whole logic; the loop around it only waits. Under gevent and eventlet the thread is a greenlet: a
+task that blocks the whole process blocks its keeper too, and its beats count when it yields.
 """
 
 from __future__ import annotations
@@ -12,47 +12,45 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from celery_lease.core import board as beatboard
-from celery_lease.core.board import Outcome
+from celery_lease import board as beatboard
+from celery_lease.board import Outcome, spans, standstill
+from celery_lease.board.spans import Span
 from celery_lease.core.delivery import Answer
-from celery_lease.core.lease import Lost, State
+from celery_lease.core.lease import State
+from celery_lease.core.loss import CONSEQUENCES
 from celery_lease.core.policy import Mode
-from celery_lease.worker import notices
+from celery_lease.worker import beginnings, notices
 from celery_lease.worker.patience import Patience
 from celery_lease.worker.processes import is_alive
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery_lease.core.lease import Extension
     from celery_lease.worker.held import Held
     from celery_lease.worker.leases import Leases
 
-#: Longest wait for one answer, in seconds; leases with less time left are asked for first.
+#: Longest wait for one answer, in seconds; leases with less time left are extended first.
 ANSWER_TIMEOUT = 5.0
 #: Bounds of the wait between two passes, in seconds; short leases are looked at more often.
 SHORTEST_WAIT, LONGEST_WAIT = 0.02, 0.5
 
-_FLAGS = {
-    Lost.TAKEN: beatboard.FLAG_TAKEN,
-    Lost.MAX_DURATION: beatboard.FLAG_MAX_DURATION,
-    Lost.LIMIT: beatboard.FLAG_LIMIT,
-}
-
 
 @dataclass(slots=True)
 class Report:
-    """What one pass did."""
+    """The result of one pass."""
 
     held: int = 0
     extended: int = 0
     lost: int = 0
-    unknown: int = 0  #: extensions that were not answered
+    unknown: int = 0  #: extensions that the broker did not answer
     unproven: int = 0  #: observed leases that heartbeat mode would have lost, first seen now
-    wait: float = LONGEST_WAIT  #: seconds until the next pass is worth it
+    wait: float = LONGEST_WAIT  #: seconds until the next pass
 
 
 @dataclass(slots=True)
 class _Pass:
-    """One look at all leases."""
+    """One look at all leases, sorted by what has to be done about them."""
 
     now: float
     loop_seen: float
@@ -61,46 +59,57 @@ class _Pass:
     lost: list[Held] = field(default_factory=list)
     slow: list[Held] = field(default_factory=list)
     unproven: list[Held] = field(default_factory=list)
+    ended: list[Held] = field(default_factory=list)
+    storing: list[Held] = field(default_factory=list)
+    begun: list[Held] = field(default_factory=list)
 
 
 class Keeper:
     """Extends leases whose tasks beat. For one thread; shares only ``leases``, under its lock."""
 
-    def __init__(self, leases: Leases) -> None:
+    def __init__(self, leases: Leases, lives: Callable[[int], bool] | None = None) -> None:
+        """*lives* returns whether the process or greenlet of a task is alive, by its number."""
         self._leases = leases
+        self._lives = lives or is_alive
         self._clock = leases.clock
-        #: Names of tasks that half of a lease went by without a beat of; each is told of once.
+        #: Names of tasks that went half of a lease without a beat; each is logged once.
         self.silent: set[str] = set()
         self._tally = leases.tally
         self._patience = Patience()
 
     def run_once(self) -> Report:
-        """Look at all leases once, send what is due, and apply what the broker says."""
+        """Look at all leases once, send the extensions that are due, and apply the answers."""
         self._tally.keeper_begins()
+        standstill.looks(self._leases.board, self._clock.now())
         pass_ = self._look_at_all()
         report = pass_.report
         report.lost, report.unproven = len(pass_.lost), len(pass_.unproven)
         for tell, helds in (
-            (notices.lost, pass_.lost),
+            (self._log_lost, pass_.lost),
             (notices.slow, pass_.slow),
             (notices.unproven, pass_.unproven),
+            (notices.storing, pass_.storing),
         ):
             for held in helds:
                 tell(held)
+        for held in pass_.ended:
+            self._leases.settle_outcome(held)
         if not self._patience.left(pass_.now):
             self._ask(pass_)
         if wait := self._patience.left(pass_.now):
             report.wait = max(min(report.wait, wait), SHORTEST_WAIT)
         self._tally.keeper_waits(report.wait)
+        standstill.rests(self._leases.board, self._tally.keeper_due)
         return report
 
     def _ask(self, pass_: _Pass) -> None:
-        """Tell the broker what is due; after a silence, not before it is likely to answer."""
+        """Send what is due to the broker; after a silence, not before its backoff is over."""
         report = pass_.report
         for batch in _by_urgency(pass_):
             self._extend(batch, report)
         silent = report.unknown > 0 and not report.extended
-        if silent or self._leases.settling.again():
+        told = silent or beginnings.tell(self._leases, pass_.begun)
+        if silent or not told or self._leases.settling.again():
             left = min((held.lease.deadline for held in pass_.due), default=math.inf)
             now = self._clock.now()
             self._patience.unanswered(now, lease=self._leases.shortest, left=left - now)
@@ -119,10 +128,10 @@ class Keeper:
         return pass_
 
     def _loop_seen(self, now: float) -> float:
-        """Return when the main loop last turned, or the task that runs in it last proved its life.
+        """Return when the main loop last turned, or when the task that runs in it last beat.
 
-        What counts for that task's lease counts for the loop: its beats, a quiet period, or, by
-        its ``lease_mode``, that it runs at all.
+        In a solo worker a proof of progress for the task's lease counts for the loop, too: its
+        beats, a quiet period, or, by its ``lease_mode``, its mere running.
         """
         seen = self._leases.loop_seen
         if not self._leases.loop_is_task:
@@ -137,20 +146,29 @@ class Keeper:
         report.held += 1
         report.wait = min(report.wait, lease.policy.interval / 4)
         self._see(held, pass_)
+        if held.outcome(self._leases.board) is not Outcome.UNTOLD:
+            # At once: its hooks may take longer than a lease, and must not be run twice for that.
+            pass_.ended.append(held)
+            return
+        if held.begun and not held.told:
+            pass_.begun.append(held)
         if self._is_unproven(held, pass_.now):
             held.unproven = True
             pass_.unproven.append(held)
-        if lease.expire(pass_.now):
+        if self._stores_long(held, pass_.now):
+            held.storing_told = True
+            pass_.storing.append(held)
+        if lease.expire(pass_.now, storing=held.span.stores):
             self._tell_lost(held)
             pass_.lost.append(held)
-        elif lease.due(pass_.now):
+        elif lease.is_due(pass_.now):
             pass_.due.append(held)
         elif self._is_slow(held, pass_.now):
             self.silent.add(lease.name)
             pass_.slow.append(held)
 
     def _see(self, held: Held, pass_: _Pass) -> None:
-        """Take over what counts as progress: the loop's turning, the process's life, or beats."""
+        """Record the proof of progress: the loop's turning, the process's life, or beats."""
         lease = held.lease
         if lease.state is State.RESERVED and (started := self._leases.started_at(held)):
             lease.start(started)
@@ -166,22 +184,36 @@ class Keeper:
         beat = board.read_time(held.slot, beatboard.BEAT)
         if beat > held.beat:
             self._tally.beaten(lease)
+        span = spans.current(board, held.slot)
+        self._leases.paces.seen(held, beat, span, now)
         held.beat = max(held.beat, beat, lease.started_at or 0.0)
         held.quiet = board.read_time(held.slot, beatboard.QUIET)
-        if board.read_outcome(held.slot) is Outcome.DONE:
-            # What came of it is stored: it must not run again, however late it is acknowledged.
-            held.beat = now
+        held.span = span
+        by_life = self._proof_of_life(held, now)
+        held.beat = max(held.beat, by_life)
+        if lease.policy.mode is Mode.HEARTBEAT:
+            lease.see(max(beat, by_life), held.quiet)
+        elif self._is_alive(held, now):
             lease.see(now)
-        elif lease.policy.mode is Mode.HEARTBEAT:
-            lease.see(beat, held.quiet)
-        elif held.pid is None or is_alive(held.pid):  # started, and the pool has not told by whom
-            lease.see(now)
+
+    def _proof_of_life(self, held: Held, now: float) -> float:
+        """Return the time up to which the process's life counts as beats; 0.0: it does not."""
+        started = held.lease.started_at or 0.0
+        until = spans.proof_of_life(held.span, started, held.lease.policy.extension, now)
+        return until if until and self._is_alive(held, now) else 0.0
+
+    def _is_alive(self, held: Held, now: float) -> bool:
+        # None: it has started, and the pool has not reported its process yet.
+        if held.pid is None or self._lives(held.pid):
+            return True
+        held.dead_since = held.dead_since or now
+        return now - held.dead_since < held.grace
 
     def _extend(self, batch: list[Held], report: Report) -> None:
-        """Send one batch and apply the answers.
+        """Send one batch of extensions and apply the answers.
 
-        What is asked is worked out at the last moment: another batch may have waited for its
-        answer, and the broker counts from when it reads this.
+        The extensions are computed at the last moment: another batch may have waited for its
+        answer, and the broker counts from the moment at which it reads this one.
         """
         leases = self._leases
         with leases.lock:
@@ -198,6 +230,7 @@ class Keeper:
             )
         finally:
             self._tally.trips.add(self._clock.now() - now)
+            self._tally.extended(now, answers, len(asked))
             with leases.lock:
                 leases.renewing.clear()
                 lost = self._apply(asked, answers)
@@ -205,17 +238,20 @@ class Keeper:
         report.extended += answers.count(Answer.HELD)
         report.lost += len(lost)
         for held in lost:
-            notices.lost(held)
+            self._log_lost(held)
+
+    def _log_lost(self, held: Held) -> None:
+        notices.lost(held, stood=self._leases.stood_still(held))
 
     def _apply(self, asked: list[tuple[Held, Extension]], answers: list[Answer]) -> list[Held]:
-        """Write the answers into the leases and to their tasks; return what was lost."""
+        """Apply the answers to the leases and their records; return the leases that were lost."""
         now, lost = self._clock.now(), []
         for (held, extension), answer in zip(asked, answers, strict=False):
             lease = held.lease
             self._tally.answered(lease, answer)
-            if not lease.is_held:
-                continue
-            # An answer that comes after the deadline comes too late: the task may know by now.
+            if not lease.is_held or (held.takes_key and answer is Answer.LOST):
+                continue  # it has ended; or it is being parked, and if it is not, asked for again
+            # An answer after the deadline is too late: the task may know of the loss by now.
             if not lease.expire(now):
                 lease.answered(extension, answer)
             if lease.state is State.LOST:
@@ -227,11 +263,10 @@ class Keeper:
 
     def _tell_lost(self, held: Held) -> None:
         if held.slot and held.lease.lost:
-            flags = beatboard.FLAG_LOST | _FLAGS.get(held.lease.lost, 0)
-            self._leases.board.flag(held.slot, flags)
+            self._leases.board.flag(held.slot, CONSEQUENCES[held.lease.lost].told)
 
     def _is_slow(self, held: Held, now: float) -> bool:
-        """Whether half of a lease went by without a beat, for the first time for this task."""
+        """Whether half of a lease went by without a beat, for the first time of this task."""
         lease = held.lease
         return (
             lease.state is State.RUNNING
@@ -241,8 +276,16 @@ class Keeper:
             and lease.name not in self.silent
         )
 
+    def _stores_long(self, held: Held, now: float) -> bool:
+        """Whether storing has taken half of a lease, and its process has not logged that; once."""
+        if not held.span.stores:
+            return False
+        held.storing_since = held.storing_since or now
+        long = now - held.storing_since > held.lease.policy.extension / 2
+        return long and held.span is Span.STORING and not held.storing_told
+
     def _is_unproven(self, held: Held, now: float) -> bool:
-        """Whether heartbeat mode would have lost an observed lease by now; once for each lease."""
+        """Whether heartbeat mode would have lost an observed lease by now; once a lease."""
         lease = held.lease
         return (
             lease.state is State.RUNNING
@@ -253,12 +296,13 @@ class Keeper:
 
 
 def _still_due(held: Held, now: float) -> Extension | None:
-    """Return the extension to send; none for a lease that ended, or is about to be found lost."""
-    return held.lease.due(now) if now < held.lease.deadline else None
+    """Return the extension to send; None if the lease ended, or is past its deadline."""
+    lease = held.lease
+    return lease.begin_extension(now) if now < lease.deadline and lease.is_due(now) else None
 
 
 def _by_urgency(pass_: _Pass) -> list[list[Held]]:
-    """Ask for leases that are about to expire first: their call may not wait as long."""
+    """Return the due leases in two batches, those that expire soon first: they can wait less."""
     urgent: list[Held] = []
     rest: list[Held] = []
     for held in pass_.due:

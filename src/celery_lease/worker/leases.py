@@ -1,32 +1,43 @@
-"""What happens to the leases of this worker: messages come, tasks start and end, all are let go.
+"""The registry of this worker's leases, and their life in it: claim, start, end, return.
 
-What must be told to the broker is told outside of the table's lock, by whichever thread caused it,
-or later by the keeper: see :mod:`.settling`.
+Messages are settled at the broker outside of the registry's lock, by the thread that ended the
+lease, or later by the keeper: see :mod:`.settling`.
 
-Invariant: a lease leaves the table before its message is settled, so no extension is begun after;
-and a message whose extension is under way at that moment goes back only when that is over.
+Invariant: a lease leaves the registry before its message is settled, so no extension is begun
+after; and a message whose extension is under way at that moment goes back only when that is over.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery_lease.core.board import Outcome
+from celery.exceptions import TimeLimitExceeded
+
+from celery_lease.board import Outcome, granting, spans
 from celery_lease.core.delivery import Answer, Claim, Terms
-from celery_lease.core.lease import Lease, Lost, State
-from celery_lease.worker import compat, forks, notices, poison
+from celery_lease.core.keys import KeyAnswer, Verdict
+from celery_lease.core.lease import Lease, State
+from celery_lease.core.loss import FLAGS_ENDED, LossReason
+from celery_lease.settings import LeaseConfigError
+from celery_lease.worker import beginnings, compat, crashes, forks, loss, notices, poison
 from celery_lease.worker.held import Ending, Handle, Held, ticket
+from celery_lease.worker.intake import Intake
 from celery_lease.worker.settling import Settling
-from celery_lease.worker.table import ENDED, Table
+from celery_lease.worker.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from celery_lease.core.board import Board
+    from celery.worker.request import Request
+
+    from celery_lease.board import Board
     from celery_lease.core.clock import Clock
-    from celery_lease.core.delivery import Driver
+    from celery_lease.core.driver import Driver
+    from celery_lease.core.keys import Exclusive
     from celery_lease.core.policy import LeasePolicy
+    from celery_lease.core.ticket import Ticket
 
 
 class Leases(Table):
@@ -39,53 +50,145 @@ class Leases(Table):
         clock: Clock,
         worker_id: str,
         policies: Callable[[str, Mapping[str, object]], LeasePolicy | None],
+        *,
+        accept: frozenset[str] | None = None,
+        dead_letter_queue_of: Callable[[str], str] | None = None,
+        loop_is_task: bool = False,
+        publishes: bool = False,
+        withdraw_plain: Callable[[Any], bool] = lambda _: False,
+        key_of: Callable[[Any, str, LeasePolicy, Any], Exclusive | None] = lambda *_: None,
+        on_claimed: Callable[[Lease], None] = lambda _: None,
+        on_end: Callable[[str], None] = lambda _: None,
+        hurry: Callable[[], None] = lambda: None,
     ) -> None:
-        """*policies* finds a policy by a task's name and a call's own options; None: no lease."""
+        """Create an empty registry.
+
+        Args:
+            driver: The driver of the broker that delivers the messages.
+            board: The board to which task processes write their beats.
+            clock: This host's clock.
+            worker_id: Unique among all workers, also those of the same node name.
+            policies: Returns the policy for a task's name and its call's options; None: no lease.
+            accept: Content types that the worker accepts; None: kombu's defaults, JSON and other
+                harmless ones.
+            dead_letter_queue_of: Returns the name of a queue's dead-letter queue; None: the broker
+                dead-letters messages by itself.
+            loop_is_task: Tasks run in the main loop (solo): their beats prove the loop's life.
+            publishes: The progress of tasks is published.
+            withdraw_plain: Prevents the start of a plain message's task; False: it has begun.
+            key_of: Returns the exclusive key of a message, by its task's id and policy and the
+                accepted content types.
+            on_claimed: Called with each new lease, by the main thread.
+            on_end: Called with a lease's tag before the main process itself stores a task's
+                outcome.
+            hurry: Called when running tasks have no time left; safe in a signal handler.
+        """
         super().__init__(board, clock, worker_id)
         self.driver = driver
+        self.accept, self.dead_letter_queue_of = accept, dead_letter_queue_of
+        self.loop_is_task, self.publishes = loop_is_task, publishes
+        self.withdraw_plain, self.hurry = withdraw_plain, hurry
+        self.on_claimed, self.on_end = on_claimed, on_end
         self.loop_seen = clock.now()  #: when the main loop last turned; main thread writes
         self.loop_alive = self.keeper_seen = self.loop_seen  #: for probes; the keeper writes both
-        self.loop_is_task = False  #: tasks run in the main loop (solo): their beats are its life
-        self.on_claimed: Callable[[Lease], None] = lambda _: None
-        self.hurry: Callable[[], None] = lambda: None  #: tasks in flight have no more time
-        #: Called before the main process itself stores how the task of a lease ended.
-        self.on_end: Callable[[str], None] = lambda _: None
-        self.publishes = False  #: what tasks say of their progress is published
-        #: Where a queue's dead letters go; None: the broker has an order of its own for them.
-        self.dead_letter_queue_of: Callable[[str], str] | None = None
-        self._policies = policies
+        self._policies, self._key_of = policies, key_of
+        self._grants = granting.Grants(board)  # under the lock
         self.renewing: set[str] = set()  #: tags whose extension is under way; under the lock
-        self.door_closed = False  #: no message is taken and no task started any more
-        self.settling = Settling(clock)  #: what the broker has still to be told
+        self.intake = Intake()  #: whether messages are taken and tasks are started
+        self.settling = Settling(clock)  #: calls that the broker has not answered yet
         self._homeless = 0  # messages of a failed claim that are not back in their queue yet
 
-    # A channel asks (Holder).
+    # Called by a channel (Holder).
 
     def terms(self, message: Any) -> Terms | None:
         """Return the terms for a leased task's message; None for every other message."""
-        name, task_id, options = compat.task_of(message)
+        name, task_id, options = compat.task_of(message, self.accept)
         policy = self._policies(name, options) if name else None
         if policy is None:
             return None
         message.lease_policy = policy
         about = {"task": name, "id": task_id, "worker": self.worker_id}
-        return Terms(seconds=policy.extension, longest=policy.max_duration, about=about)
+        try:
+            message.lease_exclusive = self._key_of(message, task_id, policy, self.accept)
+        except LeaseConfigError as exc:
+            message.lease_exclusive, message.lease_fault = None, exc
+        return Terms(
+            seconds=policy.extension,
+            longest=0.0 if math.isinf(policy.max_duration) else policy.max_duration,
+            waits=True,
+            about=about,
+            exclusive=message.lease_exclusive,
+        )
 
     def claimed(self, claim: Claim, message: Any) -> None:
-        """Hold a message from the moment it was claimed, before Celery sees it."""
-        name, task_id, _ = compat.task_of(message)
+        """Enter a message into the registry, at its claim, before Celery sees it."""
+        name, task_id, _ = compat.task_of(message, self.accept)
         with self.lock:
             lease = Lease(
                 claim, message.lease_policy, task_id=task_id, name=name, tell=self.tally.changed
             )
-            self._put(Held(lease, worker=self.worker_id))
-        message.lease = Handle(self, claim.tag, claim.token)
+            if self.tally.trail is not None:
+                self.tally.trail.granted(lease, message.headers)
+            held = Held(lease, worker=self.worker_id)
+            held.exclusive = getattr(message, "lease_exclusive", None)
+            self._put(held)
+        fault = getattr(message, "lease_fault", None)
+        message.lease = Handle(self, claim.tag, claim.token, held, fault)
         self.on_claimed(lease)
 
-    def complete(self, tag: str) -> None:
+    def parked(self, message: Any, queue: str, by: str) -> None:
+        """Count a message that waits at the broker, which this worker does not hold."""
+        name, task_id, _ = compat.task_of(message, self.accept)
+        key = message.lease_exclusive.key
+        with self.lock:
+            self.tally.parked(name, task_id, queue, key, by)
+        notices.parked(name, task_id, key, by)
+
+    def complete(self, tag: str, ending: Ending = Ending.COMPLETED) -> None:
         """Acknowledge a message; a former holder's acknowledgement changes nothing."""
-        if self._take(tag, State.COMPLETED, Ending.COMPLETED) is not None:
+        if self._take(tag, State.COMPLETED, ending) is not None:
+            self.driver.ended([tag])
             self.settling.tell(self.driver.complete, [tag])
+
+    def complete_first(self, tag: str) -> bool:
+        """Acknowledge a message before its task starts, as it is to run once at most.
+
+        Its lease ends here. Not by :attr:`settling`: the task waits for the answer.
+
+        Returns:
+            Whether the task may start. If not, the message is somebody else's or, where the broker
+            did not answer, goes back as soon as it does.
+        """
+        with self.lock:
+            held = self._held.get(tag)
+            if held is None or not self.intake.is_open or self._is_over(held):
+                return False
+            slot, held.slot = held.slot, None  # its process waits for the answer
+            self._take(tag, State.COMPLETED, Ending.COMPLETED)
+        self.driver.ended([tag])
+        # Once something was not answered, no more is asked: each question would wait as long.
+        answer = Answer.UNKNOWN if self.settling.left else self._completed(held)
+        if answer is Answer.UNKNOWN:
+            notices.unanswered_start(held)
+            self.settling.later(partial(self.driver.hand_back, orderly=True, front=True), [tag])
+        if slot is not None:
+            with self.lock:
+                if answer is Answer.HELD:
+                    self._grants.grant(slot, self.clock.now())
+                else:
+                    granting.refuse(self.board, slot)
+        return answer is Answer.HELD
+
+    def _completed(self, held: Held) -> Answer:
+        """Acknowledge a message whose lease left the table, with a second try."""
+        tag, deadline = held.lease.claim.tag, held.lease.deadline
+        (answer,) = self.driver.complete([tag])
+        if answer is not Answer.UNKNOWN:
+            return answer
+        (again,) = self.driver.complete([tag])
+        # Nobody else can have taken it before the deadline: the first one was heard.
+        heard = again is Answer.LOST and self.clock.now() < deadline
+        return Answer.HELD if heard else again
 
     def hand_back(
         self,
@@ -95,29 +198,51 @@ class Leases(Table):
         orderly: bool = True,
         ending: Ending = Ending.HANDED_OVER,
     ) -> None:
-        """Return messages to their queues; an orderly return is not counted as a loss."""
+        """Return messages to their queues; an orderly return is not counted as a loss.
 
-        def tell(tags: list[str]) -> list[Answer]:
-            return self.driver.hand_back(tags, orderly=orderly, front=front)
-
+        Nor is the return of a message whose task has not begun.
+        """
+        lost: dict[str, Held] = {}
+        safe: list[str] = []
         with self.lock:
-            taken = [tag for tag in tags if self._take(tag, State.RELEASED, ending)]
-            later = [tag for tag in taken if tag in self.renewing]
+            for tag in tags:
+                held = self._take(tag, State.RELEASED, ending)
+                if held is not None and held.begun and not orderly:
+                    lost[tag] = held
+                elif held is not None:
+                    safe.append(tag)
+            self.driver.ended(safe)
+        why = next(iter(lost.values())).why if len(lost) == 1 else None
+        known: dict[str, Any] = {"why": why} if why else {}
+        give_back = partial(self.driver.hand_back, front=front)
+        self._tell_back(partial(give_back, orderly=False, **known), [*lost])
+        self._tell_back(partial(give_back, orderly=True), safe)
+
+    def _tell_back(self, tell: Callable[[list[str]], list[Answer]], tags: list[str]) -> None:
+        with self.lock:
+            later = [tag for tag in tags if tag in self.renewing]
             if later:
                 # The extension under way could reach the broker last, and hide the message again.
                 self.settling.later(tell, later)
-        self.settling.tell(tell, [tag for tag in taken if tag not in later])
+        self.settling.tell(tell, [tag for tag in tags if tag not in later])
+
+    def outran(self, message: Any, held: float, queue: str, timeout: float) -> bool:
+        """Log a plain task that RabbitMQ stops waiting for; prevent its start if that can be."""
+        name, task_id, _ = compat.task_of(message)
+        begun = not self.withdraw_plain(message)
+        notices.outran(f"{name}[{task_id}]", held, queue, timeout, begun=begun)
+        return begun
 
     def unclaimed(self, attempt: Any) -> None:
-        """Return a message whose claim was not confirmed; the keeper goes on until it is."""
+        """Return a message whose claim was not confirmed; the keeper repeats that if unanswered."""
         with self.lock:
             self._homeless += 1
         self.settling.later(self._return_unclaimed, [attempt])
 
     @property
     def backlogged(self) -> bool:
-        """Whether nothing more is to be taken: it could not go back, be started, or be wanted."""
-        return self._homeless > 0 or self.door_closed or self.board.is_full
+        """Whether to take no more messages: a drain, a stop, a full board, or a failed return."""
+        return self._homeless > 0 or not self.intake.is_open or self.board.is_full
 
     def _return_unclaimed(self, attempts: list[Any]) -> list[Answer]:
         answers = self.driver.return_unclaimed(attempts)
@@ -127,10 +252,10 @@ class Leases(Table):
         return answers
 
     def drop(self, tag: str) -> None:
-        """Drop a message that nobody shall run again.
+        """End a message without another run of its task.
 
-        Where the broker has a dead-letter queue of its own, it goes back: that queue gets it when
-        its deliveries are used up, as after a plain reject.
+        Where the broker's queue has a delivery limit, the message goes back instead: the queue
+        dead-letters it when its deliveries are used up, as after a plain reject.
         """
         with self.lock:
             held = self._held.get(tag)
@@ -143,29 +268,29 @@ class Leases(Table):
             self.complete(tag)
 
     def lost(self, tags: Sequence[str]) -> None:
-        """Lose leases at once whose messages are with others, and tell their tasks."""
+        """Mark leases as lost whose messages have other holders, and flag their tasks."""
         with self.lock:
             helds = [held for tag in tags if (held := self._held.get(tag)) and held.lease.is_held]
             for held in helds:
-                held.lease.lose(Lost.TAKEN)
+                held.lease.lose(LossReason.SUPERSEDED)
                 if held.slot is not None:
-                    self.board.flag(held.slot, ENDED)
+                    self.board.flag(held.slot, FLAGS_ENDED)
             running = [held for held in helds if self._has_started(held)]
         for held in running:
             notices.lost(held)
 
-    # A request asks.
+    # Called by a request.
 
-    def start(self, tag: str) -> dict[str, Any] | None:
-        """Prepare for a task to run; return the ticket it needs, or None if the lease is gone.
+    def start(self, tag: str) -> Ticket | None:
+        """Prepare the run of a task; return its ticket, or None if the lease is gone.
 
         Raises:
-            BoardFull: Too many tasks are in this worker's pool; the message was handed back.
-            TooManyDeliveries: The message was lost too often: to be buried, not run.
+            BoardFull: Too many tasks are in this worker's pool; the message has to go back.
+            TooManyDeliveries: The message was lost too often: dead-letter it, do not run it.
         """
         with self.lock:
             held = self._held.get(tag)
-            if held is None or self.door_closed or self._is_over(held):
+            if held is None or not self.intake.is_open or self._is_over(held):
                 return None
             poison.refuse(held.lease, self.dead_letter_queue_of)
             if held.slot is None:
@@ -173,44 +298,87 @@ class Leases(Table):
                 self.board.allow(held.slot, held.lease.deadline)
             return ticket(self, held.lease, held.slot)
 
-    def accepted(self, tag: str, pid: int | None) -> None:
-        """Take note of the process that runs a task.
+    def take_key(self, tag: str) -> KeyAnswer:
+        """Take the exclusive key of a task that is about to start, if it needs one.
 
-        What the task wrote itself comes first: the pool may tell long after it happened, and a
-        beat that is dated later than it was would extend the lease for nothing.
+        A lease that is parked has left this worker by then.
+        """
+        with self.lock:
+            held = self._held.get(tag)
+            if held is None or held.exclusive is None or held.holds_key:
+                return KeyAnswer(Verdict.HELD)
+            turned_away = held.lease.claim.turned_away
+            held.takes_key = turned_away is None
+        answer = turned_away or self.driver.take_key(tag)
+        with self.lock:
+            held.takes_key = False
+            if answer.verdict is Verdict.HELD:
+                held.holds_key = held.told = True
+                self.tally.waited(held.lease)
+            elif answer.verdict is Verdict.PARKED:
+                self._take(tag, State.RELEASED, Ending.PARKED)
+                claim, key = held.lease.claim, held.exclusive.key
+                self.tally.parked(held.lease.name, held.lease.task_id, claim.queue, key, answer.by)
+        if answer.verdict is Verdict.PARKED:
+            notices.parked(held.lease.name, held.lease.task_id, held.exclusive.key, answer.by)
+        return answer
+
+    def requested(self, tag: str, request: Request) -> None:
+        """Store Celery's request for a message; the publication of progress needs it."""
+        with self.lock:
+            held = self._held.get(tag)
+            if held is not None:
+                held.request = request
+
+    def accepted(self, tag: str, pid: int | None) -> None:
+        """Store the number of the process that runs a task, and start the lease.
+
+        The start that the task itself wrote has precedence: the pool may report it long after, and
+        a start that is dated too late would extend the lease for nothing.
         """
         with self.lock:
             held = self._held.get(tag)
             if held is not None:
                 held.pid = pid
                 held.lease.start(self.started_at(held) or self.clock.now())
+        if held is not None:
+            beginnings.note(self, held)
 
     def discard(self, tag: str) -> None:
-        """Drop a lease whose task came to nothing; a message that nobody took goes back at once.
+        """End a lease whose task has no outcome, and return its message, if it is still held here.
 
-        A task that learned of its loss by itself may end before the keeper looks. One that was not
-        let in, because the worker stops, has lost nothing.
+        A task that learned of its loss by itself, or from the broker, may end before the keeper's
+        next look. A task that was refused because the worker stops is no loss.
         """
         with self.lock:
             held = self._held.get(tag)
             unseen = held is not None and held.lease.expire(self.clock.now())
-            lost = held is None or not held.lease.is_held or not self.door_closed
+            if held is not None and held.outcome(self.board) is Outcome.DISCARDED:
+                unseen = unseen or held.lease.is_held
+                held.lease.lose(LossReason.SUPERSEDED)
+            lost = held is None or not held.lease.is_held or self.intake.is_open
         if held is not None and unseen:
-            notices.lost(held, notices.THROWN_AWAY)
+            notices.lost(held, notices.THROWN_AWAY, stood=self.stood_still(held))
+        if held is not None and lost:
+            self.note_loss(held, str(held.lease.lost or "its outcome was thrown away"))
         ending = Ending.LOST if lost else Ending.HANDED_BACK
         self.hand_back([tag], orderly=not lost, ending=ending)
 
     def bury(self, tag: str, queue: str) -> Answer:
-        """Move a message to a dead-letter queue; its lease ends here, whatever the answer is."""
-        if self._take(tag, State.COMPLETED, Ending.BURIED) is None:
+        """Move a message to a dead-letter queue; its lease ends here with any answer."""
+        held = self._take(tag, State.COMPLETED, Ending.BURIED)
+        if held is None:
             return Answer.LOST
-        answer = self.driver.bury(tag, queue)
-        return self.driver.bury(tag, queue) if answer is Answer.UNKNOWN else answer
+        # The id of a foreign client may hold half a surrogate pair or NUL, which brokers refuse.
+        task_id = held.lease.task_id.encode(errors="replace").decode().replace("\0", "")
+        about = {"task": held.lease.name, "id": task_id}
+        answer = self.driver.bury(tag, queue, about)
+        return self.driver.bury(tag, queue, about) if answer is Answer.UNKNOWN else answer
 
     def bury_malformed(self, tag: str) -> str | None:
-        """Move a message that is no task's to a dead-letter queue; return its name, if it is there.
+        """Move a malformed message to a dead-letter queue; return its name, or None if it failed.
 
-        Where that was not answered, it comes back when its lease expires.
+        If the broker did not answer, the message comes back when its lease expires.
         """
         with self.lock:
             held = self._held.get(tag)
@@ -220,30 +388,60 @@ class Leases(Table):
         return queue if self.bury(tag, queue) is Answer.HELD else None
 
     def process_ended(self, tag: str, cause: object) -> None:
-        """Say that the process of a task ended under it, if that is news here."""
+        """Store the cause of a process's end under its task; log it, unless it was a time limit."""
         with self.lock:
             held = self._held.get(tag)
         if held is not None:
-            notices.process_gone(held, cause)
+            held.begun = True
+            died_of = loss.cause_of_death(cause)
+            stack = crashes.stack_of(held.pid, died_of)
+            self.note_loss(held, died_of, stack)
+            if not isinstance(cause, TimeLimitExceeded):
+                notices.process_gone(held, loss.in_words(held.why), stack)
 
-    def end_soon(self, tag: str) -> None:
-        """Have the keeper return a message whose task is being ended; for signal handlers."""
+    def note_loss(self, held: Held, cause: str, stack: str = "") -> None:
+        """Store the first known facts of a loss, before the message goes back."""
         with self.lock:
-            if self._take(tag, State.RELEASED, Ending.ENDED):
-                back = partial(self.driver.hand_back, orderly=True, front=True)
-                self.settling.later(back, [tag])
+            if not held.why and held.lease.claim.tag in self._held:  # else its record is another's
+                held.why = loss.facts(self.board, held, cause, stack)
 
-    # The keeper and the steps ask.
+    def is_storing(self, tag: str) -> bool:
+        """Whether a task has left its body, and its outcome is being stored."""
+        with self.lock:
+            held = self._held.get(tag)
+        return held is not None and spans.current(self.board, held.slot).stores
 
-    def hand_back_unstarted(self, *, flushed: bool = False) -> None:
-        """Return all messages whose task does not run yet, so that another worker may run them.
-
-        Also those that the pool has got, where they would only wait for the tasks that run. If a
-        process takes one after all, its record tells it not to start.
+    def end_soon(self, tag: str, *, storing: bool) -> None:
+        """Schedule the return of a message whose task is being ended. For signal handlers.
 
         Args:
-            flushed: Celery reconnects and has made its pool forget every task that it did not
-                see accepted, even if a process runs it by now.
+            tag: The lease's tag.
+            storing: Whether its outcome was being stored before it was ended, by
+                :meth:`is_storing`.
+        """
+        with self.lock:
+            held = self._held.get(tag)
+            if held is None:
+                return
+            if storing:
+                self._not_stored(held)
+                self.settling.later(_log_not_stored, [held])
+            self._take(tag, State.RELEASED, Ending.LOST if storing else Ending.ENDED)
+            known: dict[str, Any] = {"why": held.why} if storing else {}
+            back = partial(self.driver.hand_back, orderly=not storing, front=True, **known)
+            self.settling.later(back, [tag])
+
+    # Called by the keeper and the bootsteps.
+
+    def hand_back_unstarted(self, *, flushed: bool = False) -> None:
+        """Requeue all messages whose task does not run yet.
+
+        This includes those in the pool's queue, where they would only wait for running tasks. If a
+        process takes one after all, its record keeps it from starting.
+
+        Args:
+            flushed: Celery reconnects and has made its pool forget every task without an
+                acceptance, even if a process runs it by now.
         """
         with self.lock:
             waiting = [
@@ -255,27 +453,48 @@ class Leases(Table):
         self.hand_back(waiting[::-1], ending=Ending.HANDED_BACK)
 
     def settle_outcomes(self) -> None:
-        """Settle what task processes have ended, without waiting for the pool to tell of it.
+        """Settle the messages of tasks whose processes wrote an outcome, without the pool's report.
 
-        The main loop, which hears of it, stands still while a worker stops.
+        The main loop, which gets that report, stands still while a worker stops.
         """
         for held in self.running():
-            tag, outcome = held.lease.claim.tag, self._outcome(held)
-            if outcome is Outcome.DONE:
-                self.complete(tag)
-            elif outcome is Outcome.HANDED_OVER:
-                self.hand_back([tag])
-            elif outcome is Outcome.DISCARDED:
-                self.discard(tag)
+            self.settle_outcome(held)
 
-    def _outcome(self, held: Held) -> Outcome:
-        return self.board.read_outcome(held.slot) if held.slot else Outcome.UNTOLD
+    def settle_outcome(self, held: Held) -> bool:
+        """Settle one message by the outcome that its process wrote; False: it wrote none."""
+        tag, outcome = held.lease.claim.tag, held.outcome(self.board)
+        if outcome is Outcome.DONE:
+            self.complete(tag)
+        elif outcome is Outcome.HANDED_OVER:
+            self.hand_back([tag])
+        elif outcome is Outcome.DISCARDED:
+            self.discard(tag)
+        elif outcome is Outcome.REJECTED:
+            self.drop(tag)
+        elif outcome is Outcome.NOT_STORED:
+            self.not_stored(tag)
+        return outcome is not Outcome.UNTOLD
+
+    def not_stored(self, tag: str) -> None:
+        """Return a message whose task has ended without a stored outcome, as a loss."""
+        with self.lock:
+            held = self._held.get(tag)
+            news = held is not None and held.lease.is_held
+            if held is not None:
+                self._not_stored(held)
+        if held is not None and news:
+            notices.lost(held, notices.RUN_AGAIN)
+        self.hand_back([tag], orderly=False, ending=Ending.LOST)
+
+    def _not_stored(self, held: Held) -> None:
+        held.lease.lose(LossReason.RESULT_NOT_STORED)
+        self.note_loss(held, str(held.lease.lost))
 
     def close(self) -> None:
         """Free memory and connections.
 
-        Leases that are held all the same stay as they are at the broker, and expire; so do those
-        of which it was not told that they ended.
+        Leases that are still held stay unchanged at the broker, and expire; so do leases that have
+        ended without the broker's answer.
         """
         notices.untold(self.settling.left)
         with self.lock:
@@ -284,3 +503,10 @@ class Leases(Table):
         forks.forget(self.lock)
         self.board.close()
         self.driver.close()
+
+
+def _log_not_stored(helds: list[Held]) -> list[Answer]:
+    """Log a loss that happened in a signal handler, outside of it."""
+    for held in helds:
+        notices.lost(held, notices.RUN_AGAIN)
+    return [Answer.HELD] * len(helds)

@@ -1,6 +1,6 @@
-"""What an operator reads about leases: one line for each loss, and for what leads to one.
+"""Log lines about leases: one for each loss, and for each state that leads to one.
 
-All at WARNING or above, because each is something to act on; with task and lease as fields.
+A loss is at WARNING or above, because it needs an operator; task and lease are fields.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from celery_lease.core.fields import TASK_ID, TASK_NAME
 from celery_lease.core.policy import Mode, OnLost
+from celery_lease.core.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,11 +22,12 @@ logger = logging.getLogger(__name__)
 
 NEXT_BEAT = "its next beat is told"
 RUNS_ON = "it runs on, the message may be run elsewhere"
+RUN_AGAIN = "its message goes back"
 THROWN_AWAY = "it ended after that, its outcome is thrown away"
 
 
-def lost(held: Held, then: str = NEXT_BEAT) -> None:
-    """Say that a lease was lost, and what comes of it."""
+def lost(held: Held, then: str = NEXT_BEAT, *, stood: float = 0.0) -> None:
+    """Log that a lease was lost, and the consequence; *stood*: seconds this process stood still."""
     lease = held.lease
     if then == NEXT_BEAT and (
         lease.policy.on_lost is OnLost.CONTINUE or lease.policy.mode is Mode.OBSERVE
@@ -37,13 +40,53 @@ def lost(held: Held, then: str = NEXT_BEAT) -> None:
         lease.lost,
         lease.claim.deliveries,
         lease.claim.token,
-        then,
+        f"{then}; this process stood still for {stood:.1f} s" if stood else then,
         extra=held.fields,
     )
 
 
+def unanswered_start(held: Held) -> None:
+    """Say that a task is not started because its acknowledgement was not answered."""
+    logger.error(
+        "task %s[%s] not started: the broker did not answer its acknowledgement, and it is to run "
+        "once at most. It is requeued, unless the broker had accepted that",
+        held.lease.name,
+        held.lease.task_id,
+        extra=held.fields,
+    )
+
+
+def outran(task: str, held: float, queue: str, timeout: float, *, begun: bool) -> None:
+    """Log that RabbitMQ stops waiting for a plain task; *timeout* 0: it has stopped already.
+
+    At ERROR if the task runs: it is run twice at once, as RabbitMQ does without leases.
+    """
+    then = (
+        f"returned before RabbitMQ's consumer_timeout of {timeout:g} s closes the channel under "
+        "all tasks of this worker"
+        if timeout
+        else "returned by RabbitMQ, which closed the channel, for its consumer_timeout perhaps"
+    )
+    facts = (task, queue, round(held, 1), then)
+    if begun:
+        logger.error(
+            "task %s of queue %s, without a lease, still runs %g s after its message was received: "
+            "the message was %s, and is delivered again. Raise the server's consumer_timeout (or "
+            "the queue's x-consumer-timeout) and say so in broker_transport_options: "
+            "{'consumer_timeout': seconds}, let the task acknowledge early, or split it",
+            *facts,
+        )
+    else:
+        logger.warning(
+            "task %s of queue %s, without a lease, has not begun %g s after its message was "
+            "received: the message was %s, and is delivered again. Raise the server's "
+            "consumer_timeout, or prefetch less",
+            *facts,
+        )
+
+
 def slow(held: Held) -> None:
-    """Say that half of a lease went by without a beat."""
+    """Log that half of a lease went by without a beat."""
     lease = held.lease
     logger.warning(
         "task %s[%s] has not beaten for half of its lease of %g s; without a beat it is lost, "
@@ -55,8 +98,21 @@ def slow(held: Held) -> None:
     )
 
 
+def storing(held: Held) -> None:
+    """Log that a task has ended, and that its outcome takes long to be stored."""
+    lease = held.lease
+    logger.warning(
+        "task %s[%s] has ended, but for half of its lease of %g s its callbacks were not sent, or "
+        "the result backend did not store that: waited for as long as the lease is held",
+        lease.name,
+        lease.task_id,
+        lease.policy.extension,
+        extra=held.fields,
+    )
+
+
 def unproven(held: Held) -> None:
-    """Say when heartbeat mode would have lost an observed lease."""
+    """Log after how many seconds heartbeat mode would have lost an observed lease."""
     lease = held.lease
     expiry = max(held.beat + lease.policy.extension, held.quiet)
     logger.warning(
@@ -71,7 +127,7 @@ def unproven(held: Held) -> None:
 
 
 def stalled(held: Held, silence: float, seen: Diagnosis) -> None:
-    """Say what a task does that is about to be ended because it said nothing for too long."""
+    """Log what a silent task does before the watchdog ends it."""
     lease = held.lease
     logger.error(
         "task %s[%s] has not beaten for %.1f s, process %s is %s: it is ended, its message "
@@ -88,7 +144,7 @@ def stalled(held: Held, silence: float, seen: Diagnosis) -> None:
 
 
 def disowned(held: Held) -> None:
-    """Say that a task could not be ended, and what it can still do: nothing that counts."""
+    """Log that a task could not be ended, and that its outcome will not count."""
     lease = held.lease
     logger.error(
         "task %s[%s] cannot be ended in this pool: it is disowned, its message was returned and "
@@ -99,23 +155,42 @@ def disowned(held: Held) -> None:
     )
 
 
-def process_gone(held: Held, cause: object) -> None:
-    """Say that a task's process ended under it."""
+def process_gone(held: Held, cause: object, stack: str = "") -> None:
+    """Log that a task's process died, with the cause and the stack if they are known."""
     lease = held.lease
     logger.error(
-        "task %s[%s]: its process %s ended under it (%s), delivery %d, token %d",
+        "task %s[%s]: its process %s ended under it (%s), delivery %d, token %d%s",
         lease.name,
         lease.task_id,
         held.pid,
         cause,
         lease.claim.deliveries,
         lease.claim.token,
+        f"\n{stack}" if stack else "",
         extra=held.fields,
     )
 
 
+def parked(name: str, task_id: str, key: str, by: str) -> None:
+    """Say that a message waits at the broker for its exclusive key."""
+    logger.info(
+        "task %s[%s] is parked: key %s is held by task %s",
+        name,
+        task_id,
+        key,
+        by or "?",
+        extra={TASK_NAME: name, TASK_ID: task_id},
+    )
+
+
+def revoked(held: Held, reason: str) -> None:
+    """Say that a task is not run, because of its exclusive key."""
+    lease = held.lease
+    logger.info("task %s[%s] is revoked: %s", lease.name, lease.task_id, reason, extra=held.fields)
+
+
 def left_behind(helds: Iterable[Held]) -> None:
-    """Say which leases a worker holds when it ends; each expires, and its message comes back."""
+    """Log the leases that a worker holds at its end; each expires and its message comes back."""
     for held in helds:
         lease = held.lease
         logger.warning(
@@ -127,10 +202,10 @@ def left_behind(helds: Iterable[Held]) -> None:
 
 
 def untold(count: int) -> None:
-    """Say that a worker ends before the broker has heard of all that has ended in it."""
+    """Log how many messages were not settled at the broker before the worker's end."""
     if count:
         logger.error(
-            "the broker has not answered: worker ends before %d messages were acknowledged or "
-            "returned; what was claimed comes back when its lease expires, and is run once more",
-            count,
+            "the broker has not answered: worker ends before it could acknowledge or return %s; "
+            "what was claimed comes back when its lease expires, and is run once more",
+            counted(count, "message"),
         )

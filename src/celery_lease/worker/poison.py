@@ -1,8 +1,9 @@
-"""What becomes of a message that was lost too often: it is put aside, and its task has failed.
+"""Dead-letters a message that was lost too often, and fails its task.
 
-Decided when its task is about to start, by the losses that the broker counted: a loss counts from
-the moment of receipt, so that also a worker that is killed by each delivery counts them all. Only
-who got the message into the dead-letter queue fails the task; a former holder does neither.
+Decided when its task is about to start, by the losses that the broker counted. A delivery counts
+from the moment at which its task begins; see :mod:`.beginnings` for when the broker hears of it. A
+message that was only reserved when its worker was killed has lost nothing. Only the worker that
+moved the message to the dead-letter queue fails the task; a former holder does neither.
 """
 
 from __future__ import annotations
@@ -11,34 +12,37 @@ import logging
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from billiard.einfo import ExceptionInfo
+from celery import states
 from celery.exceptions import WorkerLostError
 from celery.worker.request import Request
 
+from celery_lease.celery_patches.wrapped_failures import unwrapped
+from celery_lease.core.dead import DEAD_AGAIN
 from celery_lease.core.delivery import Answer
 from celery_lease.core.errors import TooManyDeliveries
+from celery_lease.core.words import counted
+from celery_lease.task import hooks
+from celery_lease.worker import compat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from celery_lease.core.lease import Lease
+    from celery_lease.task.outcome import OutOfReach
     from celery_lease.worker.held import Handle
 
 logger = logging.getLogger(__name__)
 
-#: What a dead-letter queue's name ends with that takes what died in a dead-letter queue.
-DEAD_AGAIN = ".dead"
-
 
 def refuse(lease: Lease, dead_letter_queue_of: Callable[[str], str] | None) -> None:
-    """Let a task start, unless its message was lost too often.
+    """Refuse the start of a task whose message was lost too often.
 
     Raises:
-        TooManyDeliveries: It was; the error names where the message belongs.
+        TooManyDeliveries: It was; the error names the dead-letter queue.
     """
     claim = lease.claim
     if dead_letter_queue_of is None or claim.delivery_limit is not None:
-        return  # there is none, or the queue's own limit decides
+        return  # there is no such queue, or the broker's own limit decides
     if claim.losses >= lease.policy.max_deliveries:
         queue = dead_letter_queue_of(claim.queue)
         if queue == claim.queue:  # a worker consumes the dead letters
@@ -50,8 +54,8 @@ def bury(request: Request, lease: Handle, exc: TooManyDeliveries) -> bool:
     """Move a request's message to its dead-letter queue and fail its task.
 
     Returns:
-        Whether that was done. If not, the message is somebody else's, or, where the broker did not
-        answer, comes back when its lease expires.
+        Whether that was done. If not, another worker holds the message, or the broker did not
+        answer and the message comes back when its lease expires.
     """
     answer = lease.leases.bury(lease.tag, exc.queue)
     if answer is Answer.HELD:
@@ -60,29 +64,49 @@ def bury(request: Request, lease: Handle, exc: TooManyDeliveries) -> bool:
         _fail(request, exc, extra)
     elif answer is Answer.UNKNOWN:
         logger.critical(
-            "task %s[%s] not started: lost %d times, and the broker did not tell whether it is in "
+            "task %s[%s] not started: lost %s, and the broker did not tell whether it is in "
             "dead-letter queue %s now",
             request.name,
             request.id,
-            exc.losses,
+            counted(exc.losses, "time"),
             exc.queue,
             extra=lease.fields(request),
         )
     return answer is Answer.HELD
 
 
+def stop_for(request: Request, lease: Handle, exc: OutOfReach) -> None:
+    """Stop a worker whose task processes cannot reach its memory, before the message goes back.
+
+    The fault is the installation's, not the task's: no loss is counted.
+    """
+    if lease.leases.intake.stopping:
+        return  # it was logged before, or the worker stops and has closed its memory
+    lease.leases.intake.stop()
+    logger.error(
+        "task %s[%s] not started: its process cannot reach the worker's memory (%s). The worker "
+        "hands its messages back, with no loss counted, and stops. Check what has removed or "
+        "closed that file, or what keeps a task process from what its worker left to it",
+        request.name,
+        request.id,
+        exc,
+        extra=lease.fields(request),
+    )
+    compat.stop_worker()
+
+
 class OutOfMemory(Exception):
-    """Stands for a task's ``MemoryError``, for which Celery ends the worker, and then the next."""
+    """Replaces a task's ``MemoryError``, at which Celery would end one worker after the other."""
 
 
 def survivable(exc_info: Any, exc: MemoryError, *, stored: bool) -> Any:
-    """Return what to tell Celery of a task that ran out of memory.
+    """Return the exception info that Celery gets for a task that ran out of memory.
 
     Args:
-        exc_info: What the pool told.
-        exc: The error in it.
-        stored: The task process has stored the failure: the task has failed, and that is all. Else
-            it got nowhere, which is the loss of a delivery as by a killed process.
+        exc_info: The pool's exception info.
+        exc: Its error.
+        stored: The task process has stored the failure: the task has failed, nothing else. If
+            not, the delivery is lost, as by a killed process.
     """
     told = copy(exc_info)
     text = f"out of memory: {exc!r}"
@@ -92,16 +116,11 @@ def survivable(exc_info: Any, exc: MemoryError, *, stored: bool) -> Any:
 
 
 def _fail(request: Request, exc: TooManyDeliveries, extra: Mapping[str, object]) -> None:
-    """Let Celery fail the task in its own words: result, errbacks, chord, signal, event."""
+    """Fail the task by Celery: result, errbacks, chord, signal, event; then call its hooks."""
     try:
-        Request.on_failure(request, _info(exc))
+        Request.on_failure(request, unwrapped(hooks.raised(exc)))
     except Exception:  # the backend's errors end a consumer; the message is safe already
         text = "failure of task %s[%s] not told"
         logger.exception(text, request.name, request.id, extra=extra)
-
-
-def _info(exc: TooManyDeliveries) -> ExceptionInfo:
-    try:
-        raise exc
-    except type(exc):
-        return ExceptionInfo()
+    context: Any = request._context  # type: ignore[attr-defined]  # noqa: SLF001
+    hooks.call(request.task, context, states.FAILURE, exc, extra)

@@ -1,13 +1,13 @@
-"""Publishes what tasks say of their progress, as state ``PROGRESS`` in the result backend.
+"""Publishes the progress of tasks, as state ``PROGRESS`` in the result backend.
 
-In a thread of the main process, from the beat board: a beat does no I/O, and the keeper waits for
-nobody. Each task at most every ``lease_publish_progress`` seconds, and only what is new.
+A thread of the main process reads it from the board: a beat does no I/O, and the keeper does not
+wait. Each task at most every ``lease_publish_progress`` seconds, and only if it is new.
 
 Invariant: no final state is overwritten. A run that ends closes its progress on the board before
-its outcome is stored, and waits for a publication that is under way; what the main process itself
-stores of a task that ended badly closes and waits likewise. Both wait for a bounded time, in which
-a backend that is merely slow has answered: one that is silent for longer may show ``PROGRESS``
-last, of a task that has failed.
+its outcome is stored, and waits for a publication that is under way; so does the main process
+before it stores the failure of a task. Both waits are bounded: a backend that is merely slow has
+answered by then; one that is silent for longer may show ``PROGRESS`` last, of a task that has
+failed.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import logging
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from celery_lease.core import publishing
-from celery_lease.core.board import Outcome
-from celery_lease.outcome import margin
+from celery_lease.board import Outcome, publishing
+from celery_lease.core.secrets import masked
+from celery_lease.task.outcome import margin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_lease.core.board import Progress
+    from celery_lease.board import Progress
     from celery_lease.worker.held import Held
     from celery_lease.worker.leases import Leases
 
 logger = logging.getLogger(__name__)
 
-#: The state that Celery's documentation uses for this; none of Celery's own.
+#: The state that Celery's documentation uses as its example; Celery itself does not use it.
 PROGRESS = "PROGRESS"
 #: Bounds of the wait between two looks, in seconds.
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 1.0
@@ -39,22 +39,22 @@ SHORTEST_WAIT, LONGEST_WAIT = 0.1, 1.0
 
 @dataclass(slots=True)
 class _Published:
-    """What was published last of one lease."""
+    """The last publication of one lease."""
 
     at: float
     reports: int
 
 
 class Publisher:
-    """For one thread, but for :meth:`close`."""
+    """Publishes progress. For one thread, except :meth:`close`."""
 
     def __init__(
         self,
         leases: Leases,
         interval: float,
-        store: Callable[[str, str, dict[str, Any]], None],
+        store: Callable[..., None],
     ) -> None:
-        """Publish by *store*, which takes a task's name, its id, and what is to be stored."""
+        """*store* takes a task's name, its id, the value to store, and its request."""
         self._leases, self._interval, self._store = leases, interval, store
         self._published: dict[str, _Published] = {}
         self._silent = False  #: the last publication failed, and the log says so
@@ -64,7 +64,7 @@ class Publisher:
         self._closed: set[str] = set()
 
     def run_once(self) -> float:
-        """Publish what is due; return the seconds until the next look."""
+        """Publish the progress that is due; return the seconds until the next look."""
         running = self._leases.running()
         tags = {held.lease.claim.tag for held in running}
         self._published = {tag: what for tag, what in self._published.items() if tag in tags}
@@ -75,9 +75,9 @@ class Publisher:
         return min(max(self._interval / 4, SHORTEST_WAIT), LONGEST_WAIT)
 
     def close(self, tag: str) -> None:
-        """Publish nothing more of a lease; wait, at most 5 s, for what is under way.
+        """Stop publishing for a lease; wait, at most 5 s, for a publication under way.
 
-        For whoever stores a final state in the main process.
+        Call it before the main process stores a final state.
         """
         with self._turn:
             self._closed.add(tag)
@@ -98,7 +98,7 @@ class Publisher:
 
     @contextmanager
     def _may_publish(self, held: Held) -> Iterator[bool]:
-        """Tell whether a task's state may be stored, and let its end wait for that."""
+        """Yield whether a task's progress may be stored; the end of the task waits meanwhile."""
         board, slot, tag = self._leases.board, held.slot, held.lease.claim.tag
         with self._turn:
             self._current = None if tag in self._closed else tag
@@ -116,7 +116,7 @@ class Publisher:
                 self._turn.notify_all()
 
     def _is_its_own(self, held: Held) -> bool:
-        """Whether the state is this delivery's, and will be while it is stored."""
+        """Whether this delivery still runs the task, and holds its lease while it is stored."""
         lease, slot = held.lease, held.slot
         left = lease.deadline - self._leases.clock.now()
         return (
@@ -136,10 +136,10 @@ class Publisher:
             "at": round(self._leases.clock.wall().timestamp(), 3),
         }
         try:
-            self._store(lease.name, lease.task_id, told)
+            self._store(lease.name, lease.task_id, told, held.request)
         except Exception as exc:  # noqa: BLE001  (as many ways to be away as there are backends)
             level = logging.DEBUG if self._silent else logging.WARNING
-            logger.log(level, "progress of tasks is not published: %s", exc)
+            logger.log(level, "progress of tasks is not published: %s", masked(exc))
             self._silent = True
             return False
         self._silent = False

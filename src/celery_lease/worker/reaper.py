@@ -1,27 +1,31 @@
-"""Returns expired leases, of any worker, to their queues, and overdue plain messages to theirs."""
+"""The reaper: returns expired leases, of any worker, and overdue plain messages to their queues."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from celery_lease.core import fields
+from celery_lease.core.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from celery_lease.core.delivery import Driver, Reaped
+    from celery_lease.core.delivery import Reaped
+    from celery_lease.core.driver import Driver
 
 logger = logging.getLogger(__name__)
 
-#: Messages returned in one call, so that no call keeps the broker from others for long.
-BATCH = 50
-#: Calls in one sweep; what is left waits for the next, or for another worker's reaper.
-BATCHES = 40
+#: Messages returned in one sweep; the driver splits it into short calls, so that others wait for
+#: the broker only briefly. The returned ones keep the order in which they were sent, so a large
+#: number is better than a small one.
+BATCH = 50_000
+#: Sweeps in one run; the rest is left for the next run, or for another worker's reaper.
+BATCHES = 2
 
-#: Names of what is counted: messages returned; seconds, in all, that these lay between their
-#: expiry and their return; sweeps that the broker answered.
+#: Names of the counters: returned messages; the sum of seconds between their expiry and their
+#: return; runs that the broker answered.
 RECOVERED = "reaper.recovered.count"
 STALE = "reaper.stale.duration"
 RUNS = "reaper.runs.total"
@@ -29,32 +33,33 @@ RUNS = "reaper.runs.total"
 
 @dataclass(slots=True)
 class Counters:
-    """What this worker's reaper did. Written by its thread, read by any; all only grow."""
+    """Counters of this worker's reaper. Written by its thread, read by any; they only grow."""
 
     recovered: int = 0
     stale: float = 0.0
     runs: int = 0
+    parked: Mapping[str, int] = field(default_factory=dict)  #: waiting for keys, by queue
 
     def read(self) -> Mapping[str, float]:
-        """Return the values by their names."""
+        """Return the counters by name."""
         return {RECOVERED: self.recovered, STALE: self.stale, RUNS: self.runs}
 
     def add(self, reaped: Sequence[Reaped]) -> None:
-        """Count what came back from a holder that was too late."""
+        """Count the messages that came back after their holder's expiry."""
         late = [each.late for each in reaped if not (each.error or each.rested or each.unclaimed)]
         self.recovered += len(late)
         self.stale += sum(late)
 
 
 class Reaper:
-    """Sweeps the broker for expired leases. Any number may do so at once."""
+    """Sweeps the broker for expired leases. Any number of reapers may run at once."""
 
     def __init__(self, driver: Driver) -> None:
         self.counters = Counters()
         self._driver = driver
 
     def run_once(self) -> list[Reaped]:
-        """Sweep once; return what went back to its queue, and what should have.
+        """Sweep once; return the messages that went back to their queues, and those that failed to.
 
         Raises:
             OSError: The broker did not answer.
@@ -62,11 +67,13 @@ class Reaper:
         reaped: list[Reaped] = []
         for _ in range(BATCHES):
             batch = self._driver.reap(limit=BATCH)
-            self.counters.add(batch)  # the next call may fail, and these are back in their queues
+            self.counters.add(batch)  # at once: the next call may fail, and these are back
             _tell(batch)
             reaped += batch
             if len(batch) < BATCH:
                 break
+        if self._driver.capabilities.keys:
+            self.counters.parked = self._driver.parked()
         self.counters.runs += 1
         return reaped
 
@@ -74,9 +81,12 @@ class Reaper:
 def _tell(batch: Sequence[Reaped]) -> None:
     plain = sum(not each.leased and not each.error for each in batch)
     if plain:
-        logger.warning("%d messages without a lease were overdue: returned to queue", plain)
+        count = counted(plain, "message")
+        logger.warning("%s without a lease, overdue: returned to queue", count)
     for each in batch:
-        extra = fields.of_ticket({**each.about, "tag": each.tag})
+        task, task_id = _task(each)
+        token, worker = each.about.get("token"), each.about.get("worker")
+        extra = fields.of_lease(task_id, task, each.tag, token, worker)
         if each.error:
             text = "message %s not returned to queue %s, next try in a minute: %s"
             logger.error(text, each.tag, each.queue or "?", each.error, extra=extra)

@@ -1,9 +1,9 @@
-"""What a worker tells of the leases it holds, to people and to programs.
+"""Describes the leases that a worker holds, for remote control commands.
 
-The facts of each lease are copied under the lock of the table, which the keeper needs; the board
-is read and everything is put into words outside of it.
+The facts of each lease are copied under the lock of the registry, which the keeper needs; the
+board is read and the answer is built outside of it.
 
-Invariant: a lease that ends in between is left out rather than described by its record's next user.
+Invariant: a lease that ends in between is left out; its record may belong to another by then.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from celery_lease.core import board as beatboard
+from celery_lease import board as beatboard
+from celery_lease.board import spans
 from celery_lease.core.lease import State
+from celery_lease.core.loss import FLAG_CANCELLED
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from celery_lease.core.board import Board, Slot
+    from celery_lease.board import Board, Slot
     from celery_lease.core.lease import Lease
     from celery_lease.worker.leases import Leases
 
 
 class _Copy(NamedTuple):
-    """What of a lease may change at any moment; a tuple, being made under the lock."""
+    """The facts of a lease that can change at any moment; a tuple, to be quick under the lock."""
 
-    lease: Lease  #: for what never changes
+    lease: Lease  #: for the facts that never change
     state: State
     lost: str | None
     deadline: float
@@ -34,16 +36,17 @@ class _Copy(NamedTuple):
     started_at: float | None
     pid: int | None
     slot: Slot | None
+    key: str
 
 
 def describe(leases: Leases, task_ids: Container[str] | None = None) -> list[dict[str, Any]]:
-    """Return the leases that a worker holds, the longest held first, as JSON-able facts.
+    """Return the leases that a worker holds as JSON-able facts, the longest held first.
 
-    Times are seconds since 1970 by the worker's clock, all other durations are seconds.
+    Times are seconds since 1970 by the worker's clock, durations are seconds.
 
     Args:
         leases: The worker's leases.
-        task_ids: Only those of these tasks; None: all.
+        task_ids: The tasks to describe; None: all.
     """
     copies = _copies(leases, task_ids)
     now, wall = leases.clock.now(), leases.clock.wall().timestamp()
@@ -63,6 +66,7 @@ def _copies(leases: Leases, task_ids: Container[str] | None) -> list[_Copy]:
                 held.lease.started_at,
                 held.pid,
                 held.slot,
+                held.exclusive.key if held.exclusive is not None and held.holds_key else "",
             )
             for held in leases.held()
             if task_ids is None or held.lease.task_id in task_ids
@@ -75,10 +79,12 @@ def _row(copy: _Copy, leases: Leases, now: float, epoch: float) -> dict[str, Any
     if seen is None:
         return None
     state = State.RUNNING if copy.state is State.RESERVED and seen.started_at else copy.state
+    storing = state is State.RUNNING and spans.current(leases.board, copy.slot).stores
     return {
         "task": lease.name,
         "id": lease.task_id,
         "state": str(state),
+        "storing": storing,
         "lost": copy.lost and str(copy.lost),
         "queue": claim.queue,
         "held_since": round(epoch + lease.received_at, 3),
@@ -89,6 +95,7 @@ def _row(copy: _Copy, leases: Leases, now: float, epoch: float) -> dict[str, Any
         "quiet": round(seen.quiet_until - now, 3) if seen.quiet_until > now else None,
         "progress": {"done": seen.done, "total": seen.total, "note": seen.note},
         "cancelled": seen.cancelled,
+        "key": copy.key,
         "deliveries": claim.deliveries,
         "losses": claim.losses,
         "max_deliveries": lease.policy.max_deliveries,
@@ -96,6 +103,7 @@ def _row(copy: _Copy, leases: Leases, now: float, epoch: float) -> dict[str, Any
         "tag": claim.tag,
         "pid": copy.pid,
         "mode": str(lease.policy.mode),
+        "interruptible": lease.policy.interruptible,
         "extension": lease.policy.extension,
         "worker": leases.worker_id,
     }
@@ -103,7 +111,7 @@ def _row(copy: _Copy, leases: Leases, now: float, epoch: float) -> dict[str, Any
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the task itself said on the board, or nothing yet."""
+    """The facts that the task itself wrote to the board, with defaults before its first write."""
 
     started_at: float = 0.0
     beat: float = 0.0
@@ -115,7 +123,7 @@ class _Seen:
 
     @classmethod
     def of(cls, copy: _Copy, board: Board) -> _Seen | None:
-        """Read a lease's record; None: it ended meanwhile, and its record may be another's."""
+        """Read a lease's record; None: it ended meanwhile, and the record may be another's."""
         slot = copy.slot
         if slot is None:
             return cls()
@@ -128,11 +136,11 @@ class _Seen:
             done=_finite(progress.done),
             total=_finite(progress.total),
             note=progress.note,
-            cancelled=bool((board.read_flags(slot) or 0) & beatboard.FLAG_CANCELLED),
+            cancelled=bool((board.read_flags(slot) or 0) & FLAG_CANCELLED),
         )
         return seen if board.is_latest(slot) else None
 
 
 def _finite(number: float | None) -> float | None:
-    """Return a number that JSON has; a task may report any."""
+    """Return a number, or None for one that JSON does not have (infinity, NaN)."""
     return number if number is not None and math.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""A supervised thread that does one thing again and again."""
+"""A supervised thread that calls one function again and again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Service:
         self._wake.put(None)
 
     def stop(self, timeout: float) -> bool:
-        """End the thread after its current call; tell whether it ended within *timeout* seconds."""
+        """End the thread after its current call; return whether it ended within *timeout* s."""
         self._stopping = True
         self.wake()
         if self._thread.is_alive():
@@ -52,7 +52,7 @@ class Service:
 
     @property
     def running(self) -> bool:
-        """Whether the thread lives."""
+        """Whether the thread is alive."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -68,7 +68,7 @@ class Service:
     def _wait(self, seconds: float) -> None:
         with suppress(Empty):
             self._wake.get(timeout=seconds)
-            while True:  # many calls to wake up are one
+            while True:  # many calls of wake() count as one
                 self._wake.get_nowait()
 
     def _call(self) -> float:

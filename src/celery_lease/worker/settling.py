@@ -1,8 +1,8 @@
-"""What the broker is told of messages that leave this worker, until it has answered.
+"""Settles messages at the broker, and keeps the calls that were not answered.
 
-Told by whichever thread caused it. Once something was not answered, all that comes up meanwhile
-waits behind it for the keeper: a broker that is silent costs the main loop one timeout, not one
-for each message. No lock: a deque's own operations are atomic, and nothing here is counted.
+The thread that ends a lease makes the call. Once a call was not answered, all later ones wait
+behind it for the keeper: a broker that is silent costs the main loop one timeout, not one for each
+message. No lock: a deque's own operations are atomic, and nothing here is counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two questions of a worker that ends.
+#: Seconds between two rounds of calls of a worker that ends.
 REST = 0.25
 
 
@@ -31,28 +31,29 @@ def _rest() -> None:
 
 
 class Settling:
-    """Tells the broker, and keeps what it did not answer."""
+    """Calls the broker, and keeps the items that it did not answer."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._left: deque[tuple[Callable[[list[Any]], list[Answer]], list[Any]]] = deque()
 
-    def tell(self, how: Callable[[list[Any]], list[Answer]], what: list[Any]) -> None:
-        """Tell the broker now, unless it has not answered before: then later."""
+    def tell(self, how: Callable[[list[Any]], list[Answer]], what: list[Any]) -> bool:
+        """Call *how* with *what*, unless earlier calls wait; False: it was not answered."""
         if what and self._left:
             self._left.append((how, what))
         elif what:
-            self._tell(how, what)
+            return self._tell(how, what)
+        return True
 
     def later(self, how: Callable[[list[Any]], list[Answer]], what: list[Any]) -> None:
-        """Have the broker told at the next :meth:`again`."""
+        """Call *how* with *what* at the next :meth:`again`."""
         self._left.append((how, what))
 
     def again(self) -> int:
-        """Tell the broker once more what it did not answer; return what is still unanswered.
+        """Repeat the calls that were not answered; return how many still are not.
 
-        Ends at the first silence: each further question would only wait as long again, and leases
-        wait for the caller.
+        Ends at the first silence: each further call would only wait as long again, and leases wait
+        for the caller.
         """
         for _ in range(len(self._left)):
             try:
@@ -64,18 +65,18 @@ class Settling:
         return len(self._left)
 
     def within(self, seconds: float, rest: Callable[[], object] = _rest) -> None:
-        """Tell the broker until it has answered, for some seconds; *rest* comes in between."""
+        """Repeat the calls until all are answered, for *seconds* at most; *rest* comes between."""
         ends = self._clock.now() + seconds
         while self.again() and self._clock.now() < ends:
             rest()
 
     @property
     def left(self) -> int:
-        """How many messages the broker has not been told of."""
+        """The number of messages whose calls were not answered."""
         return sum(len(what) for _, what in tuple(self._left))
 
     def _tell(self, how: Callable[[list[Any]], list[Answer]], what: list[Any]) -> bool:
-        """Tell the broker; return whether it answered. What it did not answer is kept."""
+        """Call the broker; keep the items without an answer, and return False if there are some."""
         answers = list(zip(what, how(what), strict=True))
         again = [each for each, answer in answers if answer is Answer.UNKNOWN]
         if again:

@@ -1,19 +1,20 @@
-"""How a stopping worker lets go of its leases: at once, when they are done, or in bounded time.
+"""Ends the leases of a stopping worker, in bounded time.
 
 ::
 
-    asked to stop ─► what waits goes back ─► interruptible tasks are told
-                                          ─► each task has its lease_shutdown_timeout;
-                                             after a cold shutdown's signal it has none
-                                          ─► out of time: told at its next beat ─► ended, released
-                  ─► nothing runs, and the broker is silent for 10 s: the worker leaves
+    asked to stop ─► reserved messages go back ─► interruptible tasks are asked to hand over
+                                               ─► each task has its lease_shutdown_timeout;
+                                                  after a cold shutdown's signal it has none
+                                               ─► out of time: asked at its next beat
+                                               ─► still running: ended, requeued
+                  ─► nothing runs, and the broker is silent for 10 s: the worker exits
 
-Driven by the keeper's thread, because the main loop stands still in every kind of shutdown:
-in a warm one it waits for the pool, in a soft one it sleeps inside the signal handler, in a solo
-worker it runs the task. So nothing here relies on it: what a task process has finished is read
-from the beat board and acknowledged from here, and what it has not, is ended from here.
+Driven by the keeper's thread, because the main loop stands still in every kind of shutdown: in a
+warm one it waits for the pool, in a soft one it sleeps inside the signal handler, in a solo worker
+it runs the task. So nothing here relies on it: the outcomes of tasks are read from the board and
+acknowledged from here, and tasks without an outcome are ended from here.
 
-State: ``asked_at`` is set once, by whoever notices first (a signal handler, a remote command, the
+State: ``_before`` is set once, by the first to notice (a signal handler, a remote command, the
 main loop); everything else is touched by the keeper's thread only.
 """
 
@@ -24,22 +25,25 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from celery_lease.core import board as beatboard
-from celery_lease.worker.held import Ending
+from celery_lease.board import spans
+from celery_lease.core.loss import FLAG_OUT_OF_TIME, FLAG_SHUTDOWN
+from celery_lease.worker.held import REVOKED, Ending
 
 if TYPE_CHECKING:
-    from celery_lease.worker.compat.pools import Ender
     from celery_lease.worker.held import Held
     from celery_lease.worker.leases import Leases
+    from celery_lease.worker.pools import Pool
 
 logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at the tasks that a stopping worker waits for.
 LOOK_INTERVAL = 0.1
-#: Seconds that a task has between being told to hand over and being ended.
+#: Seconds that a task has between the request to hand over and its end.
 TOLD = 2.0
-#: Seconds that a worker without tasks waits for an answer of its broker before it leaves.
+#: Seconds that a worker without tasks waits for an answer of its broker before it exits.
 SILENCE = 10.0
+#: How a lease ends for the exclusive key of its task.
+FOR_KEYS = frozenset({Ending.PARKED, *REVOKED.values()})
 
 
 @dataclass(slots=True)
@@ -47,27 +51,27 @@ class Shutdown:
     """Ends the leases of a stopping worker; see the module."""
 
     leases: Leases
-    ender: Ender
-    asked: bool = False  #: set by :meth:`ask`, never unset
+    pool: Pool
     _since: float | None = None
-    _latest: float | None = None  # when no task has any time left, whatever its own option says
-    _before: Counter[Ending] = field(default_factory=Counter)
+    _latest: float | None = None  # when the time of all tasks is over, regardless of their option
+    _before: Counter[Ending] | None = None  # endings until it was asked to stop
     _disowned: int = 0
-    _told: set[str] = field(default_factory=set)
+    _forced: bool = False  # a task was ended, even if its lease is lost
+    _told: set[tuple[str, int]] = field(default_factory=set)  # tags, and their flags
     _reported: bool = False
     _hangs_since: float | None = None
 
     def ask(self) -> None:
-        """Close the door, and begin at the keeper's next pass.
+        """Take nothing more, and begin at the keeper's next pass.
 
         Safe in a signal handler: no lock, no I/O.
         """
-        if not self.asked:
+        if self._before is None:
             self._before = Counter(self.leases.endings)
-            self.asked = self.leases.door_closed = True
+        self.leases.intake.stop()
 
     def hurry(self, seconds: float = 0.0) -> None:
-        """Give no task more than *seconds* from now on. Safe in a signal handler."""
+        """Limit the remaining time of all tasks to *seconds*. Safe in a signal handler."""
         latest = self.leases.clock.now() + seconds
         self._latest = latest if self._latest is None else min(latest, self._latest)
 
@@ -76,24 +80,25 @@ class Shutdown:
         if self._since is None:
             self._begin()
         self.leases.settle_outcomes()
-        self.leases.hand_back_unstarted()  # also what arrived since
+        self.leases.hand_back_unstarted()  # also those that arrived since
         for held in self.leases.running():
             self._press(held)
         if not len(self.leases):
             self.report()
             if self._disowned or self._is_stuck():
-                self.ender.leave()
+                self.pool.leave()
         return LOOK_INTERVAL
 
     def _begin(self) -> None:
         self._since = self.leases.clock.now()
-        self.leases.door_closed = True  # again: a drain may have ended just then
         self.leases.board.announce_shutdown()
 
     def _press(self, held: Held) -> None:
-        """Tell a task that may be interrupted or is out of time, and end it if it does not react.
+        """Flag a task that is interruptible or out of time, and end it if it does not react.
 
-        At each pass: a process may have taken a task from the pool's queue just as the door closed.
+        A task that has ended has all of its time to store its outcome, and gets a flag after that.
+
+        At each pass: a process may have taken a task from the pool's queue at the same moment.
         """
         waited, now = self._waited(), self.leases.clock.now()
         over = waited - held.lease.policy.shutdown_timeout
@@ -101,15 +106,17 @@ class Shutdown:
             over = max(over, now - self._latest)
         if over >= TOLD:
             self._end(held, waited)
+        elif over >= 0 and spans.current(self.leases.board, held.slot).stores:
+            self._tell(held, FLAG_OUT_OF_TIME)
         elif over >= 0 or held.lease.policy.interruptible:
-            self._tell(held)
+            self._tell(held, FLAG_SHUTDOWN)
 
     def _waited(self) -> float:
         return 0.0 if self._since is None else self.leases.clock.now() - self._since
 
     def _is_stuck(self) -> bool:
-        """Whether nothing keeps the worker but a broker that has been silent for long."""
-        if not self.ender.hangs():
+        """Whether the worker only waits for a broker that has been silent for :data:`SILENCE`."""
+        if not self.pool.hangs():
             self._hangs_since = None
             return False
         now = self.leases.clock.now()
@@ -117,13 +124,13 @@ class Shutdown:
             self._hangs_since = now
         stuck = now - self._hangs_since >= SILENCE
         if stuck:
-            logger.critical("the broker has not answered for %g s: the worker leaves", SILENCE)
+            logger.critical("the broker has not answered for %g s: the worker exits", SILENCE)
         return stuck
 
-    def _tell(self, held: Held) -> None:
-        if held.lease.claim.tag not in self._told:
-            self._told.add(held.lease.claim.tag)
-            self.leases.tell(held, beatboard.FLAG_SHUTDOWN)
+    def _tell(self, held: Held, flags: int) -> None:
+        if (told := (held.lease.claim.tag, flags)) not in self._told:
+            self._told.add(told)
+            self.leases.tell(held, flags)
 
     def _end(self, held: Held, waited: float) -> None:
         lease = held.lease
@@ -136,21 +143,45 @@ class Shutdown:
             extra=held.fields,
         )
 
-        def release() -> None:
-            self.leases.hand_back([lease.claim.tag], ending=Ending.ENDED)
+        storing = spans.current(self.leases.board, held.slot).stores
 
-        if not self.ender.end(held, release):
+        def release() -> None:
+            if self.leases.settle_outcome(held):  # in the meantime
+                return
+            if storing:
+                self.leases.not_stored(lease.claim.tag)
+            else:
+                self._forced = True
+                self.leases.hand_back([lease.claim.tag], ending=Ending.ENDED)
+
+        if not self.pool.end(held, release):
             self._disowned += 1
 
     def report(self) -> None:
-        """Say once what became of the leases since the worker was asked to stop."""
-        if not self.asked:
+        """Log once how the leases ended since the worker was asked to stop."""
+        if self._before is None:
             return
         done = Counter(self.leases.endings)
         done.subtract(self._before)
-        if done[Ending.ENDED]:  # also by Celery's cold shutdown
-            self.ender.failed()  # again at the very end: Celery's own stop sets the exit code too
+        if self._forced or done[Ending.ENDED]:  # by Celery's cold shutdown
+            self.pool.failed()  # again at the very end: Celery's own stop sets the exit code too
         if self._reported:
             return
         self._reported = True
-        logger.info("leases at shutdown: %s", ", ".join(f"{done[each]} {each}" for each in Ending))
+        done[Ending.LOST] += self.leases.lost_and_running
+        logger.info("leases at shutdown: %s", _in_words(done))
+
+
+def _in_words(done: Counter[Ending]) -> str:
+    """Return the number of each ending; losses as one number, with details where they are known.
+
+    Those for an exclusive key are left out where there are none.
+    """
+    lost = sum(count for ending, count in done.items() if ending.is_loss)
+    known = [f"{done[each]} {each}" for each in (Ending.PROCESS_DIED, Ending.STALLED) if done[each]]
+    of_those = f" ({', '.join(known)})" if known else ""
+    return ", ".join(
+        f"{lost} {each}{of_those}" if each is Ending.LOST else f"{done[each]} {each}"
+        for each in Ending
+        if (each is Ending.LOST or not each.is_loss) and (done[each] or each not in FOR_KEYS)
+    )

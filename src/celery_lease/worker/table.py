@@ -1,12 +1,12 @@
-"""Which messages this worker holds, and the one lock over it.
+"""The table under the registry of leases: which messages this worker holds, and its one lock.
 
 Touched by the main thread (messages arrive, requests start and end), by the pool's threads in
 pools that have some, and by the keeper. One lock guards the table, the leases in it and the gates
-of their records; it is held for table work only, never across a broker call, a callback or a log
-line, and is taken around a fork so that no child is born while it is held.
+of their records; it is held for work on the table only, never across a broker call, a callback or
+a log line, and is taken around a fork so that no child is born while it is held.
 
-Invariant: a task is told with the table entry that its lease has ended: a record that was lent is
-never open after that.
+Invariant: the record of a task is flagged before its lease leaves the table: a record that was
+lent is never open after that.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import math
 import threading
 from typing import TYPE_CHECKING
 
-from celery_lease.core import board as beatboard, starting
+from celery_lease import board as beatboard
+from celery_lease.board import standstill, starting
+from celery_lease.core.loss import FLAG_RELEASED, FLAGS_ENDED
 from celery_lease.worker import forks
+from celery_lease.worker.paces import Paces
 from celery_lease.worker.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from celery_lease.core.board import Board
+    from celery_lease.board import Board
     from celery_lease.core.clock import Clock
     from celery_lease.core.lease import State
     from celery_lease.worker.held import Ending, Held
-
-#: What a task reads whose lease has ended under it: no asking the broker, it is not its own.
-ENDED = beatboard.FLAG_LOST | beatboard.FLAG_TAKEN
 
 
 class Table:
@@ -41,14 +41,15 @@ class Table:
         #: Guards the table and the leases in it; see the module. Reentrant, because Celery's cold
         #: shutdown rejects requests inside a signal handler, in the thread that it interrupted.
         self.lock = threading.RLock()
-        self.tally = Tally(worker_id, clock)  #: what of leases is counted; under the lock
+        self.tally = Tally(worker_id, clock)  #: counts and events of leases; under the lock
         self.endings = self.tally.endings
-        self.shortest = math.inf  #: lease so far, in seconds; under the lock
+        self.paces = Paces()  #: how tasks beat; under the lock
+        self.shortest = math.inf  #: length of the shortest lease so far, in seconds; under the lock
         self._held: dict[str, Held] = {}
         forks.guard(self.lock)
 
     def held(self) -> Iterable[Held]:
-        """Return all leases; only for who holds :attr:`lock`, and only as long."""
+        """Return all leases; the caller holds :attr:`lock` for as long as it uses them."""
         return self._held.values()
 
     def running(self) -> list[Held]:
@@ -56,12 +57,18 @@ class Table:
         with self.lock:
             return [held for held in self._held.values() if self._has_started(held)]
 
+    @property
+    def lost_and_running(self) -> int:
+        """The number of lost leases whose task still runs."""
+        with self.lock:
+            return sum(held.lease.lost is not None for held in self._held.values())
+
     def knows(self, tag: str) -> bool:
         """Whether the lease has not left this worker yet."""
         return tag in self._held
 
     def keeps(self, tag: str) -> bool:
-        """Tell whether a task runs on although its channel closes."""
+        """Return whether a task goes on after its channel is closed."""
         with self.lock:
             held = self._held.get(tag)
             return held is not None and self._has_started(held)
@@ -73,11 +80,15 @@ class Table:
             return held is None or self._is_over(held)
 
     def started_at(self, held: Held) -> float:
-        """Return when the task began to run, by its own word, or 0.0."""
+        """Return when the task began to run, as its process wrote it; 0.0: it has not."""
         return self.board.read_time(held.slot, beatboard.STARTED) if held.slot else 0.0
 
+    def stood_still(self, held: Held) -> float:
+        """Return the seconds for which this process stood still after the last beat of a lease."""
+        return standstill.since(self.board, held.lease.beat, self.clock.now())
+
     def tell(self, held: Held, flags: int) -> None:
-        """Tell a task something at its next beat."""
+        """Set flags on a task's record, which its next beat reads."""
         with self.lock:
             if held.slot is not None:
                 self.board.flag(held.slot, flags)
@@ -95,21 +106,29 @@ class Table:
             held = self._held.pop(tag, None)
             if held is None:
                 return None
-            self.tally.ended(held.lease, ending)
+            held.ending = ending = ending.of(held.lease)
+            self.tally.ended(held.lease, ending, held.why)
+            self._note_pace(held)
+            released = FLAG_RELEASED if held.lease.is_held else 0
             if held.lease.is_held:
                 held.lease.end(state)
             if held.slot is not None:
-                self.board.flag(held.slot, ENDED)
+                self.board.flag(held.slot, FLAGS_ENDED | released)
                 self.board.give_back(held.slot)
             return held
 
+    def _note_pace(self, held: Held) -> None:
+        started = held.lease.started_at or self.started_at(held)
+        beat = self.board.read_time(held.slot, beatboard.BEAT) if held.slot else 0.0
+        self.paces.ended(held, started, beat, self.clock.now())
+
     def _withdraw(self, held: Held) -> bool:
-        """Keep a task that has not started from doing so; False: it has."""
+        """Prevent the start of a task; False: it has started."""
         return held.slot is None or starting.withdraw(self.board, held.slot)
 
     def _has_started(self, held: Held) -> bool:
         return held.pid is not None or bool(self.started_at(held))
 
     def _is_over(self, held: Held) -> bool:
-        """Whether a lease is lost, or about to be found so: it is the keeper that loses them."""
+        """Whether a lease is lost, or past its deadline: the keeper's next pass marks it so."""
         return not held.lease.is_held or self.clock.now() >= held.lease.deadline

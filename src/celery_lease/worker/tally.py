@@ -1,106 +1,70 @@
-"""What happened to this worker's leases: counted always, told in events while somebody listens.
+"""Counts the changes of this worker's leases, and makes events of them for listeners.
 
-The one place for both, so that metrics and events cannot disagree on what a fact is. The events'
-group is not Celery's ``task``: monitors would take their types for states of the task.
+One place for both, so that metrics and events agree. The events' group is not Celery's ``task``:
+monitors would take their types for states of the task.
 
 Who writes what, under which lock:
 
 =================================  ===============================================================
-:attr:`Tally.counts`, lease facts  whoever changes the table of leases, under that table's lock
+:attr:`Tally.counts`, lease facts  threads that change the table of leases, under that table's lock
 :attr:`Tally.news`                 the same, reaper and watchdog; appending is atomic
 :attr:`Tally.trips`, ``keeper_*``  the keeper's thread alone
 :attr:`Tally.listening`            the main loop; others see it a little later
+:attr:`Tally.trail`                set before the threads start; see :mod:`.trail`
 =================================  ===============================================================
 
 Readers take no lock: they copy with one C call and see numbers that only grow, each of them right,
-though not all of the same instant. Nobody pays for readers; a fact costs one addition to a dict.
+though not all of the same instant. A fact costs one addition to a dict, and readers cost nothing.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, deque
-from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from celery_lease.core.lease import State
+from celery_lease.core.loss import CONSEQUENCES
+from celery_lease.core.stats import Fact, Stats, label
+from celery_lease.worker.held import Ending
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Answer, Reaped
     from celery_lease.core.lease import Lease
-    from celery_lease.worker.held import Ending, Held
+    from celery_lease.worker.held import Held
+    from celery_lease.worker.trail import Trail
 
-#: Pairs of task and queue that are told apart; beyond these, all are counted as :data:`OTHERS`.
-MOST_PAIRS = 200
-OTHERS = ("(other)", "(other)")
 #: Events that wait for the main loop; it sends them at least once a second while it turns.
 MOST_NEWS = 10_000
-#: Upper bounds, in seconds, of the classes that round trips to the broker are sorted into.
-BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 GRANTED_EVENT = "lease-granted"
 STARTED_EVENT = "lease-started"
 LOST_EVENT = "lease-lost"
 STALLED_EVENT = "lease-stalled"
 ENDED_EVENT = "lease-ended"
+PARKED_EVENT = "lease-parked"
 RECOVERED_EVENT = "lease-recovered"
 
 
-class Fact(StrEnum):
-    """What is counted of leases, by task and queue."""
-
-    GRANTED = "granted"
-    STARTED = "started"
-    BEAT = "beat"  #: seen by the keeper: all beats between two of its looks are one
-    EXTENDED = "extended"  #: by the broker's answer
-    LOST = "lost"  #: by the reason
-    ENDED = "ended"  #: left this worker, by its ending
-
-
-class Key(NamedTuple):
-    """What is counted apart."""
-
-    fact: Fact
-    detail: str  #: an answer, a reason or an ending; else empty
-    task: str
-    queue: str
-
-
-class Trips:
-    """How long calls took, sorted into classes. For one writing thread."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)  #: of each class alone; the last has no upper bound
-        self.seconds = 0.0  #: of all calls
-        #: Told of each; for an exporter that sorts for itself.
-        self.told: Callable[[float], object] = lambda _: None
-
-    def add(self, seconds: float) -> None:
-        """Count one call."""
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-        self.seconds += seconds
-        self.told(seconds)
-
-
-class Tally:
-    """One worker's; see the module for who may call what."""
+class Tally(Stats):
+    """The tally of one worker; see the module for its threads."""
 
     def __init__(self, worker_id: str, clock: Clock) -> None:
-        self.counts: Counter[Key] = Counter()
+        super().__init__()
         self.endings: Counter[Ending] = Counter()
         self.news: deque[tuple[str, dict[str, object]]] = deque(maxlen=MOST_NEWS)
-        self.listening = False  #: somebody wants events
-        self.trips = Trips()
+        self.listening = False  #: events are wanted
+        self.trail: Trail | None = None  #: the facts for an exporter of traces
+        self.key_wait = 0.0  #: sum of the seconds for which started tasks had been parked
         self.keeper_lag = 0.0  #: seconds by which the keeper's last pass was late
         self.keeper_due = clock.now()  #: when its next one is due at the latest
         self._worker_id, self._clock = worker_id, clock
-        self._pairs: set[tuple[str, str]] = set()
 
     def changed(self, lease: Lease) -> None:
-        """Note that a lease has come to a state: granted, started or lost. It says so itself."""
+        """Record that a lease was granted, started or lost. The lease calls this itself."""
         if lease.state is State.RESERVED:
             self._count(Fact.GRANTED, lease)
             claim = lease.claim
@@ -109,32 +73,63 @@ class Tally:
             self._count(Fact.STARTED, lease)
             self._tell(STARTED_EVENT, lease)
         elif lease.lost is not None:
-            self._count(Fact.LOST, lease, label(lease.lost.name))
+            self._count(Fact.LOST, lease, CONSEQUENCES[lease.lost].label)
             self._tell(LOST_EVENT, lease, reason=str(lease.lost))
+            if self.trail is not None:
+                reason = CONSEQUENCES[lease.lost].label
+                self.trail.ended(lease, str(Ending.LOST), reason)
 
-    def ended(self, lease: Lease, ending: Ending) -> None:
-        """Note how a lease left this worker."""
+    def ended(
+        self, lease: Lease, ending: Ending, why: Mapping[str, object] = MappingProxyType({})
+    ) -> None:
+        """Record how a lease left this worker, and the known facts of its loss."""
         self.endings[ending] += 1
         self._count(Fact.ENDED, lease, label(ending))
-        self._tell(ENDED_EVENT, lease, ending=str(ending))
+        told = {name: value for name, value in why.items() if name != "stack"}
+        self._tell(ENDED_EVENT, lease, ending=str(ending), **told)
+        if self.trail is not None:
+            failed = ending.is_loss or ending is Ending.BURIED
+            self.trail.ended(lease, str(ending), label(ending) if failed else "")
+
+    def parked(self, name: str, task_id: str, queue: str, key: str, by: str) -> None:
+        """Note that a message waits at the broker for its key, which task *by* holds."""
+        self.count(Fact.PARKED, name, queue)
+        about = {"uuid": task_id, "name": name, "queue": queue, "key": key, "held_by": by}
+        self._append(PARKED_EVENT, about)
+
+    def waited(self, lease: Lease) -> None:
+        """Note that a task has its key; and for how long it waited, if it was parked for it."""
+        if lease.claim.parked_at is not None:
+            self._count(Fact.WAITED, lease)
+            now = self._clock.wall().timestamp()
+            self.key_wait += max(0.0, now - lease.claim.parked_at)
 
     def beaten(self, lease: Lease) -> None:
-        """Note that a task has beaten since the keeper last looked."""
+        """Record that a task has beaten since the keeper's last look."""
         self._count(Fact.BEAT, lease)
 
     def answered(self, lease: Lease, answer: Answer) -> None:
-        """Note what the broker said to an extension."""
+        """Record the broker's answer to an extension."""
         self._count(Fact.EXTENDED, lease, answer.value)
 
-    def stalled(self, held: Held, silence: float, doing: str, *, ended: bool) -> None:
-        """Tell what a task did that was ended for its silence. The watchdog has counted it."""
-        fields = {"silent": round(silence, 1), "doing": doing, "ended": ended}
+    def extended(self, began: float, answers: Sequence[Answer], asked: int) -> None:
+        """Note a batch of extensions that ended now."""
+        if self.trail is not None:
+            self.trail.extended(began, answers, asked)
+
+    def stalled(self, held: Held, silence: float, doing: str, *, ended: bool, at: float) -> None:
+        """Make the event of a task that was ended for its silence. The watchdog counts it.
+
+        *at* is when the silence was found, in seconds since the epoch: by the time that the process
+        has ended, the message may run elsewhere already.
+        """
+        fields = {"silent": round(silence, 1), "doing": doing, "ended": ended, "timestamp": at}
         self._tell(STALLED_EVENT, held.lease, task_pid=held.pid, **fields)
 
     def recovered(self, reaped: Reaped) -> None:
-        """Tell that a message came back whose holder, here or elsewhere, was too late.
+        """Make the event of a message that came back as its holder, here or elsewhere, was late.
 
-        The reaper has counted it.
+        The reaper counts it.
         """
         if reaped.leased and not (reaped.error or reaped.rested or reaped.unclaimed):
             about = reaped.about
@@ -150,21 +145,15 @@ class Tally:
             self._append(RECOVERED_EVENT, fields)
 
     def keeper_begins(self) -> None:
-        """Note by how much the keeper's pass that begins now is late."""
+        """Record by how many seconds the keeper's pass that begins now is late."""
         self.keeper_lag = max(0.0, self._clock.now() - self.keeper_due)
 
     def keeper_waits(self, seconds: float) -> None:
-        """Note when the keeper's next pass is due."""
+        """Record when the keeper's next pass is due."""
         self.keeper_due = self._clock.now() + seconds
 
     def _count(self, fact: Fact, lease: Lease, detail: str = "") -> None:
-        pair = (lease.name, lease.claim.queue)
-        if pair not in self._pairs:
-            if len(self._pairs) < MOST_PAIRS:
-                self._pairs.add(pair)
-            else:
-                pair = OTHERS
-        self.counts[Key(fact, detail, *pair)] += 1
+        self.count(fact, lease.name, lease.claim.queue, detail)
 
     def _tell(self, kind: str, lease: Lease, **fields: object) -> None:
         if not self.listening:
@@ -181,9 +170,4 @@ class Tally:
     def _append(self, kind: str, fields: Mapping[str, object]) -> None:
         if self.listening:
             # The main loop may send it much later: it stands still while the worker stops.
-            self.news.append((kind, {**fields, "timestamp": self._clock.wall().timestamp()}))
-
-
-def label(words: str) -> str:
-    """Return what is counted apart as the value of a label: ``handed_back``, ``max_duration``."""
-    return words.lower().replace(" ", "_").replace("-", "_")
+            self.news.append((kind, {"timestamp": self._clock.wall().timestamp(), **fields}))

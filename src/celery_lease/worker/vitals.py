@@ -1,7 +1,7 @@
-"""What a worker's leases are doing, for whoever exports it: counters, and looks at the table.
+"""A worker's counters, and the state of its leases, for exporters.
 
-Read from any thread of the worker's main process; the table's lock is taken for one pass over it.
-A forked child inherits all of it and must export none of it: it would count everything twice.
+Read from any thread of the worker's main process; the registry's lock is taken for one pass over
+it. A forked child inherits all of it and must not export it: everything would be counted twice.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vitals:
-    """One worker's."""
+    """The counters and leases of one worker."""
 
-    worker: str  #: its node name
+    worker: str  #: the worker's node name
     leases: Leases
     reaped: Counters
     watchdog: Watchdog
@@ -36,11 +36,11 @@ class Vitals:
 
     @property
     def tally(self) -> Tally:
-        """What is counted of its leases."""
+        """The counters of its leases."""
         return self.leases.tally
 
     def look(self) -> Look:
-        """Look at all leases that are held now."""
+        """Return the state of all leases that are held now."""
         with self.leases.lock:
             return _look(list(self.leases.held()), self.leases.clock.now())
 
@@ -52,13 +52,14 @@ class Vitals:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at the table of leases shows."""
+    """The state of all leases at one moment."""
 
     held: Mapping[tuple[State, str, str], int]  #: how many, by state, task and queue
-    #: Seconds since the task beat, of the running one that has been silent longest by the keeper's
-    #: last look; a quiet period is not silence, and a daemon task never beats.
+    #: Seconds since the last beat of the running task that was silent longest at the keeper's last
+    #: look; a quiet period is no silence, and daemon tasks are left out.
     silence: float
     remaining: float | None  #: seconds until the first lease of a running task expires; None: none
+    keys: Mapping[tuple[str, str], int] = field(default_factory=dict)  #: held, by task and queue
 
 
 def _look(helds: list[Held], now: float) -> Look:
@@ -68,24 +69,25 @@ def _look(helds: list[Held], now: float) -> Look:
         Counter((held.lease.state, held.lease.name, held.lease.claim.queue) for held in helds),
         max([0.0, *(now - max(held.beat, held.quiet) for held in beating if held.beat)]),
         min((held.lease.deadline - now for held in running), default=None),
+        Counter((held.lease.name, held.lease.claim.queue) for held in helds if held.holds_key),
     )
 
 
-#: The workers of this process that run; one, but for embedded ones. The main thread writes.
+#: The workers that run in this process; one, except for embedded ones. The main thread writes.
 _running: list[Vitals] = []
 
 
 def begin(vitals: Vitals) -> None:
-    """Let exporters see a worker that started."""
+    """Show a worker that started to exporters."""
     _running.append(vitals)
 
 
 def end(vitals: Vitals) -> None:
-    """Hide it from them again."""
+    """Hide a worker from exporters."""
     if vitals in _running:
         _running.remove(vitals)
 
 
 def running() -> list[Vitals]:
-    """Return the workers whose main process this is, in the order of their start."""
+    """Return the workers whose main process is this one, in the order of their start."""
     return [vitals for vitals in _running if vitals.pid == os.getpid()]

@@ -8,17 +8,20 @@ method of its :class:`kombu.Consumer`, ``Channel.collect``, ``Channel._do_revive
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from amqp import spec
+from amqp.exceptions import PreconditionFailed
 
-from celery_lease.brokers.amqp.delivery import CLOSED
-from celery_lease.brokers.amqp.driver import Arrival
-from celery_lease.brokers.amqp.frames import guard
-from celery_lease.brokers.amqp.limits import Limit, consumer_timeout
-from celery_lease.brokers.settling import mix_in
+from celery_lease.brokers.amqp.delivery import CLOSED, Arrival
+from celery_lease.brokers.amqp.frames import guard, spoil
+from celery_lease.brokers.amqp.limits import Limit, consumer_timeout, learn, spends_budget
+from celery_lease.brokers.amqp.plain import PlainMessage, PlainMessages
+from celery_lease.brokers.amqp.reader import attach, reader_of
+from celery_lease.brokers.settling import NOBODY, LeasingChannel, when_leasing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -27,104 +30,184 @@ if TYPE_CHECKING:
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Holder
 
+logger = logging.getLogger(__name__)
+
+#: Number of plain messages that are logged when the broker has closed the channel.
+OLDEST = 3
+
 #: Argument of a queue that has a dead-letter exchange.
 DEAD_LETTERS = "x-dead-letter-exchange"
 
 
-class Leasing:
-    """What a leasing channel does differently; mixed into the class of a live one.
+class Leasing(LeasingChannel):
+    """Makes a channel lease its messages.
 
-    Touched by the consuming thread, and in what settles messages by whichever thread does so. Tags
-    of leased messages are text, all others are numbers.
+    Touched by the consuming thread; the methods that settle a message by any thread. Tags of
+    leased messages are strings, all others are numbers.
     """
 
     lease_driver: AmqpDriver
-    lease_holder: Holder
-    lease_clock: Clock
-    limits: dict[str, Limit]  # of all queues that were consumed, by consumer tag
-    consumers: dict[str, Callable[[], Any]]  # how to consume once more, by consumer tag
+    limits: dict[str, Limit]  # of each consumed queue, by consumer tag
+    consumers: dict[str, Callable[[], Any]]  # the calls that consume again, by consumer tag
+    arguments: dict[str, tuple[Mapping[str, Any], ...]]  # of queues and consumers, by consumer tag
     dead_lettered: set[str]  # consumer tags; their queues have a dead-letter exchange
-    stopped: bool  # the broker was asked to deliver nothing more
+    plain: PlainMessages  # unsettled messages without a lease
+    stopped = False  # the broker was asked to stop its deliveries
 
+    def begin_leases(self: Any, driver: Any, holder: Holder, clock: Clock) -> None:
+        """Lease the messages that *holder* has terms for. Call it before anything is consumed."""
+        guard(self.connection)
+        attach(self.connection, clock)
+        self.lease_driver, self.lease_clock = driver, clock
+        self.limits, self.consumers, self.arguments = {}, {}, {}
+        self.dead_lettered, self.plain = set(), PlainMessages()
+        self.lease_holder = holder  # last: from here on other threads tend the channel
+
+    @when_leasing
     def basic_consume(
         self: Any, queue: str = "", *args: Any, callback: Any = None, **options: Any
     ) -> Any:
-        """Consume, and remember from where; for a holder that takes nothing more, only that."""
+        """Consume, and store the call; for a backlogged holder only store it."""
         arguments = (options.get("arguments") or {}, *_queue_arguments(callback, queue))
         timeout = consumer_timeout(self.connection.client.transport_options or {}, arguments)
         is_dead_lettered = any(DEAD_LETTERS in each for each in arguments)
         consume = partial(super().basic_consume, queue, *args, callback=callback, **options)  # type: ignore[misc]
-        # Before the call: while it waits for its answer, messages may come.
+        # Before the call: messages may arrive while it waits for its answer.
         if tag := options.get("consumer_tag"):
             self.limits[tag], self.consumers[tag] = Limit(queue, timeout), consume
+            self.arguments[tag] = arguments
             (self.dead_lettered.add if is_dead_lettered else self.dead_lettered.discard)(tag)
             if self.lease_holder.backlogged:
                 self.stopped = True
                 return tag
         return consume()
 
+    @when_leasing
     def basic_cancel(self: Any, consumer_tag: str, **options: Any) -> Any:
-        """Cancel for good."""
+        """Cancel a consumer for good."""
         self.consumers.pop(consumer_tag, None)
         return super().basic_cancel(consumer_tag, **options)  # type: ignore[misc]
 
+    @when_leasing
     def message_to_python(self: Any, raw: Any) -> Any:
-        """Make kombu's message: under a lease if the holder names terms for it."""
+        """Create kombu's message, under a lease if the holder has terms for it."""
         message = super().message_to_python(raw)  # type: ignore[misc]
         consumer = message.delivery_info.get("consumer_tag")
         if consumer in self.limits and consumer not in self.no_ack_consumers:
             self._lease(message, raw, consumer)
         return message
 
+    @when_leasing
     def basic_ack(self: Any, delivery_tag: Any, multiple: bool = False, **options: Any) -> Any:
-        """Acknowledge; what is leased by way of its holder, the rest as kombu does."""
+        """Acknowledge a message: a leased one through its holder, others as kombu does."""
         if isinstance(delivery_tag, str):
             return self.lease_holder.complete(delivery_tag)
+        if not self.plain.settles(delivery_tag):
+            return None
         return super().basic_ack(delivery_tag, multiple, **options)  # type: ignore[misc]
 
+    @when_leasing
     def basic_reject(self: Any, delivery_tag: Any, requeue: bool, **options: Any) -> Any:
-        """Reject; what is leased by way of its holder, the rest as kombu does."""
+        """Reject a message: a leased one through its holder, others as kombu does."""
         if not isinstance(delivery_tag, str):
+            if not self.plain.settles(delivery_tag):
+                return None
             return super().basic_reject(delivery_tag, requeue, **options)  # type: ignore[misc]
         if requeue:
             return self.lease_holder.hand_back([delivery_tag], front=False)
         return self.lease_holder.drop(delivery_tag)
 
     def stop_if_backlogged(self: Any) -> None:
-        """Have the broker deliver nothing more to a holder that takes nothing more.
+        """Stop the broker's deliveries if the holder is backlogged.
 
-        One frame for each consumer and no answer, so that any thread can do it. What is on its
-        way already arrives, and goes back when it is read.
+        One frame for each consumer and no answer, so any thread can do it. Deliveries that are on
+        their way still arrive, and go back when they are read.
         """
         if self.stopped or not self.lease_holder.backlogged:
             return
         self.stopped = True
-        with suppress(OSError, *CLOSED):  # closed: the broker has all of them
+        with suppress(OSError, *CLOSED):  # closed: the broker has all messages
             for tag in list(self.consumers):
                 self.send_method(spec.Basic.Cancel, "sb", (tag, True))
 
     def go_on_unless_backlogged(self: Any) -> None:
-        """Consume again, for a holder that takes messages again. In the consuming thread only."""
+        """Consume again if the holder is no longer backlogged. In the consuming thread only."""
         if not self.stopped or self.lease_holder.backlogged:
             return
         self.stopped = False
         for consume in list(self.consumers.values()):
             consume()
 
+    def return_unseen(self: Any) -> None:
+        """Return messages that were read ahead, if the holder is backlogged. From any thread."""
+        if not self.lease_holder.backlogged:
+            return
+        self.stop_if_backlogged()
+
+        def ours(consumer: str) -> bool:
+            return consumer in self.limits and consumer not in self.no_ack_consumers
+
+        reader: Any = reader_of(self.connection)
+        for number, consumer, raw in reader.take_deliveries(self.channel_id, ours):
+            headers = raw.properties.get("application_headers") or {}
+            queue, sent = self.limits[consumer].queue, False
+            if self._is_last(headers, consumer):
+                sent = bool(self.lease_driver.send_again([(raw, queue)]))
+            with suppress(OSError, *CLOSED):  # closed: the broker has all messages
+                if sent:
+                    self.send_method(spec.Basic.Ack, "Lb", (number, False))
+                else:
+                    self.send_method(spec.Basic.Nack, "Lbb", (number, False, True))
+
+    def _is_last(self: Any, headers: Mapping[str, Any], consumer: str) -> bool:
+        version = str(self.connection.server_properties.get("version", ""))
+        return spends_budget(headers, self.arguments[consumer], version)
+
+    def return_overdue(self: Any) -> None:
+        """Return plain messages before the broker closes the channel for them. From any thread."""
+        now = self.lease_clock.now()
+        for number, each in self.plain.overdue(now):
+            held, limit = now - each.received_at, each.limit
+            begun = self.lease_holder.outran(each.message, held, limit.queue, limit.timeout)
+            with suppress(OSError, *CLOSED):  # closed: the broker has all messages
+                if begun:  # a failure: it counts towards the delivery limit
+                    self.send_method(spec.Basic.Reject, "Lb", (number, True))
+                else:
+                    self.send_method(spec.Basic.Nack, "Lbb", (number, False, True))
+
+    def name_oldest(self: Any) -> None:
+        """Log the oldest plain messages, a likely cause of a channel closed by the broker; once."""
+        now = self.lease_clock.now()
+        for each in self.plain.oldest(OLDEST):
+            held, limit = now - each.received_at, each.limit
+            self.lease_holder.outran(each.message, held, limit.queue, 0.0)
+        self.plain.clear()
+
+    def lose_all(self: Any) -> None:
+        """Drop the deliveries of a channel that the broker has closed, or no longer serves."""
+        if lost := self.lease_driver.forget(self):
+            self.lease_holder.lost(lost)
+
+    @when_leasing
     def collect(self: Any) -> None:
-        """Close for good: the broker gives what is unacknowledged to others."""
+        """Close the channel for good: the broker redelivers unacknowledged messages elsewhere."""
         with self._losing():
             super().collect()  # type: ignore[misc]
 
+    @when_leasing
     def _do_revive(self: Any) -> None:
-        """Open anew after the broker closed it: numbers start again, for other messages."""
+        """Open the channel again after the broker closed it; delivery numbers start again."""
+        self.name_oldest()
         with self._losing():
             super()._do_revive()  # type: ignore[misc]
 
     @contextmanager
     def _losing(self: Any) -> Iterator[None]:
-        """Give up the deliveries of a channel before it closes, and tell their holder after."""
+        """Drop the deliveries of a channel before it closes, and inform their holder after that."""
         lost = self.lease_driver.forget(self)
+        self.plain.clear()
+        if reader := reader_of(self.connection):
+            reader.forget(self.channel_id)
         try:
             yield
         finally:
@@ -135,6 +218,8 @@ class Leasing:
         limit = self.limits[consumer]
         terms = self.lease_holder.terms(message)
         if terms is None:
+            plain = PlainMessage(message, limit, self.lease_clock.now())
+            self.plain.put(message.delivery_tag, plain)
             return
         arrival = Arrival(
             channel=self,
@@ -146,6 +231,7 @@ class Leasing:
             redelivered=bool(message.delivery_info.get("redelivered")),
             raw=raw,
             is_dead_lettered=consumer in self.dead_lettered,
+            is_last=self._is_last(message.headers, consumer),
         )
         claim = self.lease_driver.claim(arrival, terms, self.lease_clock.now())
         message.delivery_tag = claim.tag
@@ -159,20 +245,42 @@ def _queue_arguments(callback: Any, name: str) -> Iterator[Mapping[str, Any]]:
             yield queue.queue_arguments
 
 
-def lease_messages(channel: Any, driver: AmqpDriver, holder: Holder, clock: Clock) -> None:
-    """Make a live kombu *channel* lease the messages that *holder* has terms for.
+def tend(channel: Any) -> None:
+    """Do the consuming thread's urgent work while it does not read. In the keeper's thread."""
+    connection = channel.connection
+    reader = reader_of(connection)
+    if reader is None or channel.lease_holder is NOBODY:
+        return
+    reader.read_ahead()
+    if reader.is_silent() and not reader.has_ended:
+        logger.warning("RabbitMQ has been silent for too long: the connection is given up")
+        reader.has_ended = True
+        spoil(connection)
+    if channel.channel_id in reader.closed:  # the consuming thread may still be in a task
+        channel.name_oldest()
+        channel.lose_all()
+    elif reader.has_ended:
+        channel.lose_all()
+    else:
+        channel.return_overdue()
+        channel.return_unseen()
 
-    It stays the same object and only changes its class. To be called before consuming starts.
-    """
-    guard(channel.connection)
-    mix_in(Leasing, channel)
-    channel.lease_driver, channel.lease_holder, channel.lease_clock = driver, holder, clock
-    channel.limits, channel.consumers, channel.stopped = {}, {}, False
-    channel.dead_lettered = set()
+
+def catch_up(channel: Any) -> None:
+    """Handle the frames that were read ahead, for a waiting event loop. In its thread only."""
+    reader = reader_of(channel.connection)
+    if reader is not None:
+        with suppress(TimeoutError):
+            reader.catch_up()
+
+
+def will_pass(exc: BaseException) -> bool:
+    """Return whether the broker closed the channel for its consumer timeout: a new one works."""
+    return isinstance(exc, PreconditionFailed) and learn(str(exc))
 
 
 def turn(channel: Any) -> None:
-    """Have the broker deliver, or not, as the holder wants."""
+    """Start or stop the broker's deliveries, as the holder's backlog requires."""
     if channel.connection is not None and isinstance(channel, Leasing):
         channel.stop_if_backlogged()
         channel.go_on_unless_backlogged()

@@ -1,9 +1,9 @@
-"""How often a message was delivered, as far as anybody knows.
+"""Counts the deliveries of a message.
 
-A quorum queue counts: ``x-delivery-count`` is the number of earlier deliveries, orderly returns
-included (RabbitMQ 4.3 leaves those out). A classic queue only tells that there was an earlier one;
-its deliveries are counted here, by what this worker has seen: at least two, and exact while no
-other worker gets the message in between.
+A quorum queue counts: ``x-delivery-count`` is the number of earlier deliveries, including orderly
+returns (RabbitMQ 4.3 leaves those out). A classic queue only flags a redelivery; its deliveries are
+counted here, from the ones that this worker has seen: at least two, and exact while no other worker
+gets the message in between.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 HEADER = "x-delivery-count"
-#: Messages of which the count is remembered; of the longest unseen it is forgotten.
+#: Messages whose count is remembered; the longest unseen are forgotten first.
 REMEMBERED = 10_000
 
 
@@ -27,7 +27,7 @@ class Counts:
         self._remembered = remembered
 
     def count(self, message_id: str, headers: Mapping[str, object], *, redelivered: bool) -> int:
-        """Return the number of a delivery, counted from one."""
+        """Return the number of a delivery; the first is 1."""
         number = 1
         if redelivered:
             told = headers.get(HEADER)

@@ -1,14 +1,13 @@
-"""Dead letters on RabbitMQ: messages in a queue of their own, with a header of what became of them.
+"""Dead letters on RabbitMQ: copies in a queue of their own, with a header for their history.
 
-For queues that are not declared with a dead-letter exchange; one that is gets its messages as it
-does without leases. RabbitMQ moves nothing for others, so a letter is a copy whose arrival RabbitMQ
-has confirmed before the message is acknowledged: if that is not answered it may be there twice,
-but never not at all.
+For queues that are declared without a dead-letter exchange; others get their messages as without
+leases. RabbitMQ cannot move a message, so a dead letter is a copy that RabbitMQ has confirmed
+before the message is acknowledged: without an answer there may be two, but there is never none.
 
-The queue is made when it is first needed, as a durable classic one. One that is there already is
-taken as it is.
+The queue is declared when it is first needed, as a durable classic queue. An existing one is used
+unchanged.
 
-All this is rare, so it has a connection of its own each time: the worker's is read by one thread.
+This is rare, so each call has a connection of its own: one thread alone reads the worker's.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqp.basic_message import Message
 from amqp.exceptions import AMQPError, NotFound
+from amqp.serialization import dumps
 
 from celery_lease.brokers.amqp.counts import HEADER
 from celery_lease.core.dead import DeadLetter
@@ -25,29 +25,48 @@ from celery_lease.core.dead import DeadLetter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-#: The header of a letter that says where it came from, since when it is dead, and its losses.
+#: Header of a dead letter: its origin, the time of its move, and its losses.
 DEAD = "celery_lease_dead"
 #: Longest wait for a connection, and for the answer to one call, in seconds.
 PATIENCE = 4.0
-#: What is not kept of a message: a letter does not expire, and its deliveries start anew.
+#: Bytes of a frame reserved for a message's properties and for the fixed parts of a dead letter.
+BESIDE = 4096
+#: Properties that a copy leaves out: it does not expire, and its deliveries start again.
 _DROPPED = ("expiration", "application_headers")
+#: Headers of the message's earlier deliveries; RabbitMQ 4 counts acquisitions, too.
+_COUNTS = (DEAD, HEADER, "x-acquired-count")
 
 
 def copy(connection: Any, raw: Any, queue: str, told: Mapping[str, Any]) -> None:
-    """Publish a copy of a message to a dead-letter *queue*, which is made if there is none.
+    """Publish a copy of a message to a dead-letter *queue*, which is declared if it is missing.
 
     Raises:
-        AMQPError, OSError: It was not confirmed; the copy may or may not be there.
+        AMQPError, OSError: RabbitMQ has not confirmed it; the copy may or may not be there.
     """
     if _length(connection, queue) is None:
         connection.channel().queue_declare(queue, durable=True, auto_delete=False)
     _publish(connection, raw, queue, {DEAD: dict(told)})
 
 
+def room(raw: Any, frame_max: int) -> int:
+    """Return the bytes that are free for a history: all properties have to fit in one frame."""
+    headers = raw.properties.get("application_headers") or {}
+    return frame_max - BESIDE - len(dumps("F", (headers,)))
+
+
+def send_again(connection: Any, raw: Any, queue: str) -> None:
+    """Publish a copy of a message to its own queue, where its deliveries start again.
+
+    Raises:
+        AMQPError, OSError: RabbitMQ has not confirmed it; the copy may or may not be there.
+    """
+    _publish(connection, raw, queue, {}, dropped=("application_headers",))
+
+
 class AmqpDeadLetters:
     """The dead-letter queues of one broker; implements :class:`~.core.dead.DeadLetters`.
 
-    What is looked at stays with its channel until :meth:`close`.
+    Letters that were read stay with their channel until :meth:`close`.
     """
 
     def __init__(self, dial: Callable[[], Any]) -> None:
@@ -56,11 +75,11 @@ class AmqpDeadLetters:
         self._taken: dict[bytes, tuple[Any, Any]] = {}  # channel and message, by a letter's text
 
     def queues(self, likely: Sequence[str]) -> list[str]:
-        """Return those of the *likely* queues that hold something; AMQP cannot list any."""
+        """Return the *likely* queues that are not empty; AMQP cannot list queues."""
         return [queue for queue in likely if _length(self._connected(), queue)]
 
     def letters(self, queue: str) -> Iterator[DeadLetter]:
-        """Yield what lies in a *queue*, the oldest first; what is no dead letter is passed over."""
+        """Yield the dead letters of a *queue*, the oldest first; other messages are skipped."""
         connection = self._connected()
         if not _length(connection, queue):
             return
@@ -72,21 +91,21 @@ class AmqpDeadLetters:
                 yield letter
 
     def retry(self, letter: DeadLetter) -> bool:
-        """Send a letter back to the queue it came from; False: it is not there any more."""
+        """Replay a letter to its own queue; False: it is no longer there."""
         if letter.text not in self._taken:
             return False
         _publish(self._connected(), self._taken[letter.text][1], letter.origin, {})
         return self.purge(letter)
 
     def purge(self, letter: DeadLetter) -> bool:
-        """Throw a letter away; False: it is not there any more."""
+        """Discard a letter; False: it is no longer there."""
         channel, raw = self._taken.pop(letter.text, (None, None))
         if channel is not None:
             channel.basic_ack(raw.delivery_info["delivery_tag"])
         return channel is not None
 
     def close(self) -> None:
-        """Return to their queues what was looked at and is still there."""
+        """Return the letters that were read, and not replayed or discarded, to their queues."""
         self._taken.clear()
         if self._connection is not None:
             connection, self._connection = self._connection, None
@@ -100,7 +119,7 @@ class AmqpDeadLetters:
 
 
 def _length(connection: Any, queue: str) -> int | None:
-    """Return how many messages wait in a queue; None if there is no such queue."""
+    """Return the number of messages in a queue; None if there is no such queue."""
     channel = connection.channel()
     try:
         return int(channel.queue_declare(queue, passive=True).message_count)
@@ -110,15 +129,21 @@ def _length(connection: Any, queue: str) -> int | None:
         channel.close()
 
 
-def _publish(connection: Any, raw: Any, queue: str, told: Mapping[str, Any]) -> None:
-    """Publish a copy of a message, and wait until RabbitMQ has it.
+def _publish(
+    connection: Any,
+    raw: Any,
+    queue: str,
+    told: Mapping[str, Any],
+    dropped: Sequence[str] = _DROPPED,
+) -> None:
+    """Publish a copy of a message, and wait for RabbitMQ's confirmation.
 
     Raises:
-        AMQPError, OSError: It was not confirmed, or there is no such queue.
+        AMQPError, OSError: RabbitMQ has not confirmed it, or there is no such queue.
     """
-    properties = {key: each for key, each in raw.properties.items() if key not in _DROPPED}
+    properties = {key: each for key, each in raw.properties.items() if key not in dropped}
     headers = raw.properties.get("application_headers") or {}
-    kept = {key: each for key, each in headers.items() if key not in (DEAD, HEADER)}
+    kept = {key: each for key, each in headers.items() if key not in _COUNTS}
     message = Message(raw.body, application_headers={**kept, **told}, **properties)
     channel = connection.channel()
     channel.basic_publish_confirm(
@@ -128,19 +153,20 @@ def _publish(connection: Any, raw: Any, queue: str, told: Mapping[str, Any]) -> 
 
 
 def _letter(queue: str, raw: Any, name: bytes) -> DeadLetter | None:
-    """Read a message; None for one that something else put into the queue."""
+    """Read a message; None if it is no dead letter of celery-lease."""
     headers = raw.properties.get("application_headers") or {}
     told = headers.get(DEAD)
     if not isinstance(told, dict):
         return None
-    body = raw.body
+    body, about = raw.body, told.get("about") or {}
     return DeadLetter(
-        task_id=str(headers.get("id") or ""),
-        task=str(headers.get("task") or ""),
+        task_id=str(headers.get("id") or about.get("id") or ""),
+        task=str(headers.get("task") or about.get("task") or ""),
         queue=queue,
         origin=told["queue"],
         died_at=told["at"],
         losses=told["losses"],
+        history=tuple(told.get("history") or ()),
         headers={key: each for key, each in headers.items() if key != DEAD},
         body=body if isinstance(body, str) else body.decode(errors="replace"),
         text=name,

@@ -1,4 +1,4 @@
-"""One message on the channel that delivered it, and the frames that settle it."""
+"""A message on the channel that delivered it, and the frames that settle it."""
 
 from __future__ import annotations
 
@@ -14,35 +14,55 @@ from celery_lease.brokers.amqp.frames import is_cut, spoil
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: What py-amqp raises when a channel is closed before or while a frame is made: another thread
-#: may close it at any moment, and a channel without a number cannot be packed.
+    from celery_lease.brokers.amqp.limits import Limit
+
+#: Errors of py-amqp when a channel is closed before or while a frame is made: another thread may
+#: close it at any moment, and a channel without a number cannot be packed.
 CLOSED = (AMQPError, struct.error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A message as it was received, before it is claimed."""
+
+    channel: Any
+    number: int
+    queue: str
+    limit: Limit
+    message_id: str
+    headers: Mapping[str, Any]
+    redelivered: bool
+    raw: Any = None  #: py-amqp's message
+    is_dead_lettered: bool = False  #: its queue has a dead-letter exchange
+    is_last: bool = False  #: an orderly return would end it at the broker
 
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """A message that this process holds; settled at most once, by who takes it from the driver."""
+    """A message that this process holds; settled at most once, by the thread that removes it."""
 
     channel: Any
     number: int  #: the broker's delivery tag, on this channel
     queue: str
     about: Mapping[str, Any]
     expiry: float  #: clock reading
-    raw: Any = None  #: the message as it came
+    raw: Any = None  #: py-amqp's message
     deliveries: int = 1  #: this one included
     losses: int = 0
     is_dead_lettered: bool = False  #: the queue has a dead-letter exchange
+    is_last: bool = False  #: an orderly return would end the message at the broker
+    is_copied: bool = False  #: a copy is in the queue already
 
     def acknowledge(self) -> bool:
-        """Settle for good; False: the channel is gone, and the message with it."""
+        """Acknowledge; False: the channel is gone, and the delivery with it."""
         return self._send(spec.Basic.Ack, False)  # noqa: FBT003  (multiple)
 
     def drop(self) -> bool:
-        """Settle for good, for the queue's dead-letter exchange if it has one."""
+        """Reject without requeueing; a dead-letter exchange of the queue gets the message."""
         return self._send(spec.Basic.Reject, False)  # noqa: FBT003  (requeue)
 
     def give_back(self, *, orderly: bool) -> bool:
-        """Return to the queue. RabbitMQ 4.3's quorum queues count a reject and no negative ack."""
+        """Return to the queue. Quorum queues of RabbitMQ 4.3 count a reject, but not a nack."""
         if orderly:
             return self._send(spec.Basic.Nack, False, True)  # noqa: FBT003  (multiple, requeue)
         return self._send(spec.Basic.Reject, True)  # noqa: FBT003  (requeue)

@@ -1,4 +1,4 @@
-"""The lease calls of RabbitMQ: a table of deliveries, and one frame for each that is settled."""
+"""RabbitMQ's driver: a table of deliveries, and one frame for each message that is settled."""
 
 from __future__ import annotations
 
@@ -6,53 +6,44 @@ import logging
 import threading
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
+from kombu.transport import pyamqp
 
-from celery_lease.brokers.amqp import dead
+from celery_lease.brokers.amqp import channel as channels, dead
 from celery_lease.brokers.amqp.counts import Counts
 from celery_lease.brokers.amqp.dead import AmqpDeadLetters
 from celery_lease.brokers.amqp.delivery import Delivery
 from celery_lease.brokers.amqp.frames import is_cut
+from celery_lease.brokers.amqp.reader import reader_of
 from celery_lease.brokers.amqp.tokens import Tokens
 from celery_lease.brokers.losses import Losses
+from celery_lease.brokers.settling import changed, mixed
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal, Terms
+from celery_lease.core.driver import Driver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from celery_lease.brokers.amqp.limits import Limit
+    from celery_lease.brokers.amqp.delivery import Arrival
+    from celery_lease.brokers.amqp.reader import Reader
     from celery_lease.core.clock import Clock
+    from celery_lease.core.delivery import Holder
+    from celery_lease.core.findings import Doctor
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after its expiry at which a message is returned whose holder did not return it: a
-#: worker's watchdog ends the task first.
+#: Seconds after its expiry at which the reaper returns a message that its holder did not return:
+#: the worker's watchdog ends the task first.
 GRACE = 2.0
-#: Heartbeats that go out with extensions, in each interval that was agreed with the broker.
+#: Heartbeats sent with extensions in each interval that was agreed with the broker.
 BEATS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
-    """A message as it came, before it is claimed."""
-
-    channel: Any
-    number: int
-    queue: str
-    limit: Limit
-    message_id: str
-    headers: Mapping[str, Any]
-    redelivered: bool
-    raw: Any = None  #: the message as it came
-    is_dead_lettered: bool = False  #: its queue has a dead-letter exchange
-
-
-class AmqpDriver:
+class AmqpDriver(Driver):
     """Leases on the channels of one process. Thread-safe; not for use across a fork."""
 
     capabilities = Capabilities(
@@ -63,29 +54,102 @@ class AmqpDriver:
         tells_losses=False,
         buries=True,
         drops=True,
+        outlives=False,
+    )
+    label = "RabbitMQ"
+    unrecorded = (
+        "RabbitMQ does not tell which messages are held, or by whom: what a worker holds that does "
+        "not reply is known only from what it said before"
+    )
+    lookup = (
+        "RabbitMQ does not tell which messages wait in a queue, or which worker has one that does "
+        "not reply; how many there are: rabbitmqctl list_queues name messages_ready "
+        "messages_unacknowledged"
+    )
+    skewed = (
+        "Fencing tokens are workers' clocks on RabbitMQ: those of a later delivery may be smaller. "
+        "ETAs and expiry times of tasks are off, too."
     )
 
     def __init__(self, clock: Clock, dial: Callable[[], Any] | None = None) -> None:
-        """*dial* makes a kombu connection to the same broker."""
+        """*dial* opens a kombu connection to the same broker."""
         self._clock = clock
         self._dial = dial or _nowhere
-        self._tokens, self._counts, self._losses = Tokens(clock), Counts(), Losses()
+        self._tokens, self._counts, self._losses = Tokens(clock), Counts(), Losses(clock)
         self._letters = AmqpDeadLetters(self._dial)
         self._name = uuid.uuid4().hex[:8]
-        #: Guards the table and the expiries in it; held for neither a call nor a callback.
+        #: Guards the table and the expiries in it; not held during calls or callbacks.
         self._lock = threading.Lock()
         self._deliveries: dict[str, Delivery] = {}
         self._beaten: dict[int, float] = {}  # last heartbeats, by connection; the keeper's thread
 
+    @classmethod
+    def connect(cls, channel: Any, clock: Clock | None = None) -> AmqpDriver:
+        """Return a driver; it works on the connections of the leased channels."""
+        client = channel.connection.client
+
+        def dial() -> Any:
+            connection = client.clone(connect_timeout=dead.PATIENCE)
+            connection.connection.sock.settimeout(dead.PATIENCE)  # its default waits for ever
+            return connection
+
+        return cls(clock or SystemClock(), dial)
+
+    @classmethod
+    def will_pass(cls, exc: BaseException) -> bool:
+        """Whether the broker closed the channel for its consumer timeout: a new one works."""
+        return channels.will_pass(exc)
+
+    @classmethod
+    def doctor(cls) -> Doctor:
+        """Return the module with the checks of this broker."""
+        from celery_lease.brokers.amqp import doctor  # noqa: PLC0415  (no worker needs it)
+
+        return doctor
+
+    @classmethod
+    def transport_class(cls, kombus: Any) -> Any:
+        """Return a transport class whose connections have channels that can lease."""
+        if not issubclass(kombus, pyamqp.Transport):
+            return kombus
+        channel = mixed(channels.Leasing, kombus.Connection.Channel)
+        return changed(kombus, "Connection", changed(kombus.Connection, "Channel", channel))
+
+    def lease_messages(self, channel: Any, holder: Holder, clock: Clock) -> None:
+        """Make a live kombu *channel* lease messages."""
+        if not isinstance(channel, channels.Leasing):  # of a connection that another program opened
+            channel.__class__ = mixed(channels.Leasing, type(channel))
+        channel.begin_leases(self, holder, clock)
+
+    def turn(self, channel: Any) -> None:
+        """Start or stop the broker's deliveries, as the holder's backlog requires."""
+        channels.turn(channel)
+
+    def tend(self, channel: Any) -> None:
+        """Do the consuming thread's urgent work while it does not read."""
+        channels.tend(channel)
+
+    def catch_up(self, channel: Any) -> None:
+        """Handle the frames that were read ahead, for a waiting event loop."""
+        channels.catch_up(channel)
+
     def claim(self, arrival: Arrival, terms: Terms, now: float) -> Claim:
-        """Put an expiry to a message that has just arrived."""
+        """Put a message that was received under a lease."""
         arrival.limit.tell(terms.longest)
         token = self._tokens.next()
         seconds = min(terms.seconds, arrival.limit.seconds)
         tag = f"{self._name}.{token}.{arrival.number}"
         name, again = arrival.message_id, arrival.redelivered
         deliveries = self._counts.count(name, arrival.headers, redelivered=again)
-        losses = self._losses.delivered(tag, name, again=again)
+        losses = self._losses.delivered(
+            tag,
+            name,
+            again=again,
+            waits=terms.waits,
+            deliveries=deliveries,
+            worker=terms.about.get("worker"),
+            token=token,
+        )
         with self._lock:
             self._deliveries[tag] = Delivery(
                 channel=arrival.channel,
@@ -97,6 +161,7 @@ class AmqpDriver:
                 deliveries=deliveries,
                 losses=losses,
                 is_dead_lettered=arrival.is_dead_lettered,
+                is_last=arrival.is_last,
             )
         return Claim(
             tag=tag,
@@ -110,53 +175,78 @@ class AmqpDriver:
         )
 
     def extend(self, renewals: Sequence[Renewal], *, timeout: float = 0.0) -> list[Answer]:
-        """Move expiries; no call is made, but for a heartbeat on a connection that is worked on."""
-        del timeout
+        """Move the expiries of leases that the broker confirms: one question for each channel."""
         now = self._clock.now()
-        connections = self._open_connections(renewals)
-        for connection in connections.values():
+        channels = self._open_channels(renewals)
+        for connection in {id(each.connection): each.connection for each in channels}.values():
             self._beat(connection, now)
+        confirmed = _confirmed(channels, timeout)
         with self._lock:
-            return [self._extend(each, now, connections) for each in renewals]
+            return [self._extend(each, now, channels, confirmed) for each in renewals]
+
+    def begin(self, tags: Sequence[str]) -> list[Answer]:
+        """Record that tasks begin: from now on, the end of one without an outcome is a loss."""
+        self._losses.begin(tags)
+        return [Answer.HELD] * len(tags)
+
+    def ended(self, tags: Sequence[str]) -> None:
+        """Record that deliveries end in order, even if their channel may be closed by then."""
+        self._losses.ended(tags)
 
     def complete(self, tags: Sequence[str]) -> list[Answer]:
         """Acknowledge messages."""
+        self._losses.ended(tags)
         return self._settle(tags, Delivery.acknowledge)
 
     def drop(self, tags: Sequence[str]) -> list[Answer]:
-        """Reject messages for good."""
+        """Reject messages without requeueing."""
         return self._settle(tags, Delivery.drop)
 
     def hand_back(
-        self, tags: Sequence[str], *, orderly: bool = True, front: bool = True
+        self,
+        tags: Sequence[str],
+        *,
+        orderly: bool = True,
+        front: bool = True,
+        why: Mapping[str, object] | None = None,
     ) -> list[Answer]:
-        """Requeue messages. RabbitMQ puts them where they were if it can."""
+        """Requeue messages. RabbitMQ puts them at their former place if it can.
+
+        A message that has used up its deliveries by orderly returns is published again instead.
+        """
         del front
-        # Before they go back: a holder that takes nothing more would be given them again.
+        # Before they go back: otherwise a backlogged holder would receive them again.
         for channel in {held.channel for tag in tags if (held := self._deliveries.get(tag))}:
             channel.stop_if_backlogged()
-        if not orderly:
+        if orderly:
+            self._losses.ended(tags)
+        else:
             for tag in tags:
-                self._losses.lost(tag)
-        return self._settle(tags, lambda held: held.give_back(orderly=orderly))
-
-    def return_unclaimed(self, attempts: Sequence[Any]) -> list[Answer]:
-        """Do nothing: every claim succeeds."""
-        return [Answer.HELD] * len(attempts)
+                self._losses.lost(tag, why)
+        last = {tag for tag in tags if orderly and self._is_last(tag)}
+        copied = self._send_again(last) if last else {}
+        return [
+            copied[tag]
+            if tag in last
+            else self._settle([tag], lambda held: held.give_back(orderly=orderly))[0]
+            for tag in tags
+        ]
 
     def reap(self, *, limit: int) -> list[Reaped]:
-        """Return expired messages of this process whose holder failed to; there are no others."""
-        now = self._clock.now()
+        """Return expired messages of this process that their holder did not return."""
+        back = []
+        for each in self.overdue(limit=limit):
+            waits = self._losses.waits(each.tag)
+            if not waits:
+                self._losses.lost(each.tag, reason="expired")
+            if self.hand_back([each.tag], orderly=waits) == [Answer.HELD]:
+                back.append(each)
+        return back
+
+    def overdue(self, *, limit: int) -> list[Reaped]:
+        """Return the messages that :meth:`reap` would return."""
         with self._lock:
-            late = [tag for tag, held in self._deliveries.items() if now >= held.expiry + GRACE]
-            taken = [(tag, self._deliveries.pop(tag)) for tag in late[:limit]]
-        for tag, _ in taken:
-            self._losses.lost(tag)
-        return [
-            Reaped(tag=tag, queue=held.queue, late=now - held.expiry, about=held.about)
-            for tag, held in taken
-            if held.give_back(orderly=False)
-        ]
+            return self._late(limit)
 
     def forget(self, channel: Any) -> list[str]:
         """Drop the deliveries of a channel that is closing, and return their tags."""
@@ -166,55 +256,95 @@ class AmqpDriver:
                 del self._deliveries[tag]
         return tags
 
-    def bury(self, tag: str, queue: str) -> Answer:
+    def bury(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
         """Leave a message to its queue's dead-letter exchange, if it has one.
 
-        Else copy it to a dead-letter queue, and acknowledge it when RabbitMQ has the copy.
+        Otherwise copy it to a dead-letter queue, and acknowledge it after RabbitMQ's confirmation.
         """
         held = self._deliveries.get(tag)
         if held is None or held.channel.connection is None:
             return Answer.LOST
         if held.is_dead_lettered:
             return self.drop([tag])[0]
+        told = {**self._told(tag, held), "about": dict(about or {})}
         try:
             with self._dial() as connection:
-                dead.copy(connection, held.raw, queue, self._told(held))
+                dead.copy(connection, held.raw, queue, told)
         except (AMQPError, OperationalError, OSError) as exc:
             logger.warning("message not copied to dead-letter queue %s: %s", queue, exc)
             return Answer.UNKNOWN
         return self.complete([tag])[0]
 
     def dead_letters(self) -> AmqpDeadLetters:
-        """Return the dead-letter queues; what is looked at there is kept until :meth:`close`."""
+        """Return the dead-letter queues; letters that were read are kept until :meth:`close`."""
         return self._letters
 
     def close(self) -> None:
-        """Close what is open of the driver's own; those of the leases are kombu's."""
+        """Close the driver's own connections; those of the leased channels are kombu's."""
         self._letters.close()
 
-    def _told(self, held: Delivery) -> dict[str, Any]:
+    def send_again(self, raws: Sequence[tuple[Any, str]]) -> int:
+        """Publish copies of messages in turn, until one fails; return how many were published."""
+        sent = 0
+        try:
+            with self._dial() as connection:
+                for raw, queue in raws:
+                    dead.send_again(connection, raw, queue)
+                    sent += 1
+        except (AMQPError, OperationalError, OSError) as exc:
+            logger.warning("messages not sent to their queues once more: %s", exc)
+        return sent
+
+    def _is_last(self, tag: str) -> bool:
+        held = self._deliveries.get(tag)
+        return held is not None and held.is_last
+
+    def _send_again(self, tags: Iterable[str]) -> dict[str, Answer]:
+        """Publish copies, then acknowledge the messages."""
+        helds = {tag: held for tag in tags if (held := self._deliveries.get(tag))}
+        due = [held for held in helds.values() if not held.is_copied]
+        for held in due[: self.send_again([(each.raw, each.queue) for each in due])]:
+            held.is_copied = True
+        answers = dict.fromkeys(tags, Answer.LOST)
+        for tag, held in helds.items():
+            answers[tag] = self.complete([tag])[0] if held.is_copied else Answer.UNKNOWN
+        return answers
+
+    def _told(self, tag: str, held: Delivery) -> dict[str, Any]:
+        room = dead.room(held.raw, held.channel.connection.frame_max)
         return {
             "queue": held.queue,
             "deliveries": held.deliveries,
             "losses": held.losses,
             "at": self._clock.wall().timestamp(),
+            "history": self._losses.history(tag, room),
         }
 
-    def _open_connections(self, renewals: Sequence[Renewal]) -> dict[int, Any]:
-        """Return the connections that messages came by and that are open, by their ids."""
-        found = {}
-        for each in renewals:
-            held = self._deliveries.get(each.tag)
-            if held is not None and (connection := held.channel.connection) is not None:
-                found[id(connection)] = connection
-        return {number: each for number, each in found.items() if not is_cut(each)}
+    def _late(self, limit: int) -> list[Reaped]:
+        """Return the messages that expired before the grace period; the caller holds the lock."""
+        now = self._clock.now()
+        late = [(tag, held) for tag, held in self._deliveries.items() if now >= held.expiry + GRACE]
+        return [
+            Reaped(tag=tag, queue=held.queue, late=now - held.expiry, about=held.about)
+            for tag, held in late[:limit]
+        ]
 
-    def _extend(self, renewal: Renewal, now: float, connections: Mapping[int, Any]) -> Answer:
+    def _open_channels(self, renewals: Sequence[Renewal]) -> set[Any]:
+        """Return the channels of the renewed leases, if their connections are open."""
+        helds = (self._deliveries.get(each.tag) for each in renewals)
+        channels = {held.channel for held in helds if held is not None}
+        return {each for each in channels if each.connection and not is_cut(each.connection)}
+
+    def _extend(
+        self, renewal: Renewal, now: float, channels: set[Any], confirmed: set[Any]
+    ) -> Answer:
         held = self._deliveries.get(renewal.tag)
-        if held is None or id(held.channel.connection) not in connections:
+        if held is None or held.channel not in channels:
             return Answer.LOST
         if now >= held.expiry and not renewal.late:
             return Answer.LOST
+        if held.channel not in confirmed:
+            return Answer.UNKNOWN
         held.expiry = now + renewal.seconds
         return Answer.HELD
 
@@ -228,23 +358,24 @@ class AmqpDriver:
         return answers
 
     def _beat(self, connection: Any, now: float) -> None:
-        """Let the broker hear of a connection whose main loop may stand still."""
+        """Send a heartbeat on a connection whose main loop may stand still."""
         interval = (connection.heartbeat or 0) / BEATS
         if not interval or now - self._beaten.get(id(connection), 0.0) < interval:
             return
         self._beaten = {id(connection): now}
-        with suppress(AMQPError, OSError):  # whoever reads the connection finds out
+        with suppress(AMQPError, OSError):  # the thread that reads the connection finds out
             connection.send_heartbeat()
 
 
-def connect(channel: Any, clock: Clock | None = None) -> AmqpDriver:
-    """Make a driver; its connections are those of the channels that are leased."""
-    client = channel.connection.client
-
-    def dial() -> Any:
-        return client.clone(connect_timeout=dead.PATIENCE)
-
-    return AmqpDriver(clock or SystemClock(), dial)
+def _confirmed(channels: Iterable[Any], timeout: float) -> set[Any]:
+    """Return the channels on which the broker answers; channels without a reader count as such."""
+    confirmed = set()
+    by_reader: dict[Reader | None, list[Any]] = {}
+    for each in channels:
+        by_reader.setdefault(reader_of(each.connection), []).append(each)
+    for reader, of_it in by_reader.items():
+        confirmed |= set(of_it) if reader is None else reader.confirm(of_it, timeout)
+    return confirmed
 
 
 def _nowhere() -> Any:

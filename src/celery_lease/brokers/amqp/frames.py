@@ -1,7 +1,7 @@
-"""Single frames to a connection, from any thread; what is read stays the consuming thread's.
+"""Writes single frames to a connection, from any thread; for reading see :mod:`.reader`.
 
 Uses of py-amqp internals, as read in 5.3.1 and 5.4.2: ``Connection.frame_writer``, which from 5.4
-on takes turns by itself, ``Transport.read_frame``, ``send_heartbeat``, and that a method without an
+on has a lock of its own, ``Transport.read_frame``, ``send_heartbeat``, and that a method without an
 answer is one frame.
 """
 
@@ -17,24 +17,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The peer has closed its end, whether or not all it sent has been read; Linux only.
+#: The peer has closed its end, even if some of its data is not read yet; Linux only.
 _CLOSED = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
-#: Longest wait for another thread's frame, in seconds; a socket is given up by the system before.
+#: Longest wait for another thread's frame, in seconds; the system gives up a socket before.
 TURN_TIMEOUT = 5.0
 
 
-def guard(connection: Any) -> None:
-    """Let only one thread at a time write to a py-amqp *connection*; a second call does nothing.
+def is_green() -> bool:
+    """Whether loops here are green: select is replaced, and a wait lets other greenlets run."""
+    return getattr(getattr(select, "poll", None), "__module__", "") != "select"
 
-    With TLS a thread that reads counts too: Python up to 3.12 lets two threads into one session.
+
+def guard(connection: Any) -> None:
+    """Serialize the threads that write to a py-amqp *connection*; a second call does nothing.
+
+    With TLS a reading thread counts, too: Python up to 3.12 lets two threads into one session.
+    Greenlets never are in it at the same time, and a reading one would keep the lock all the time.
     """
     if getattr(connection, "lease_frames", None) is not None:
         return
     connection.lease_frames = lock = threading.Lock()
     connection.frame_writer = _one_by_one(connection.frame_writer, lock)
-    if isinstance(connection.sock, ssl.SSLSocket):
+    if isinstance(connection.sock, ssl.SSLSocket) and not is_green():
         connection.transport.read_frame = _one_by_one(connection.transport.read_frame, lock)
 
 
@@ -51,24 +57,24 @@ def _one_by_one(call: Callable[..., Any], lock: threading.Lock) -> Callable[...,
 
 
 def is_cut(connection: Any) -> bool:
-    """Tell whether the peer has closed a connection, though nobody has read that yet.
+    """Return whether the peer has closed a connection, even if that is not read yet.
 
-    Where the loop that reads is a green one it does so in time, and select is replaced there.
+    A green loop reads it in time, and select is replaced there: then the answer is False.
     """
-    if getattr(getattr(select, "poll", None), "__module__", "") != "select":
+    if is_green():
         return False
     poller = select.poll()
     try:
         poller.register(connection.sock, _CLOSED)
         return bool(poller.poll(0))
-    except (AttributeError, OSError, TypeError, ValueError):  # it has no socket any more
+    except (AttributeError, OSError, TypeError, ValueError):  # the socket is gone
         return True
 
 
 def spoil(connection: Any) -> None:
-    """End a connection into which a frame was not written whole: what follows means nothing.
+    """End a connection into which a frame was written in part: later frames would be garbage.
 
-    The consuming thread finds it closed; it alone may close the socket.
+    The consuming thread finds it closed; only that thread may close the socket.
     """
     with suppress(AttributeError, OSError):
         connection.sock.shutdown(socket.SHUT_RDWR)

@@ -1,17 +1,20 @@
-"""How long RabbitMQ waits for an acknowledgement, and what that leaves for a lease.
+"""Derives the longest lease on RabbitMQ from its timeout for an acknowledgement.
 
-Its ``consumer_timeout`` counts from when it sent a message, for reserved ones too. Past it the
-channel is closed under all tasks of the worker. AMQP has no way to ask for it: it is taken from the
-queue's argument ``x-consumer-timeout`` (milliseconds, as RabbitMQ has it) if the worker knows
-that, else from the transport option ``consumer_timeout`` (seconds; 0: the server has none), else
-it is the server's default.
+Its ``consumer_timeout`` counts from when it sent a message, also for reserved ones. After it the
+channel is closed under all tasks of the worker. AMQP cannot read it: it is taken from the queue's
+argument ``x-consumer-timeout`` (milliseconds, as RabbitMQ has it) if the worker knows that, else
+from the transport option ``consumer_timeout`` (seconds; 0: the server has none), else it is the
+server's default. If a server names it as it closes a channel, that value is used.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import re
 from typing import TYPE_CHECKING, Any
+
+from celery_lease.brokers.amqp.counts import HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,9 +25,18 @@ OPTION = "consumer_timeout"
 ARGUMENT = "x-consumer-timeout"
 #: RabbitMQ's own default since 3.8.17, in seconds.
 DEFAULT = 1800.0
-#: Seconds before the timeout at which a lease ends, so that its task can be told, and the message
-#: of one that does not listen returned by the reaper; of a short timeout no more than a third.
+#: A quorum queue's argument for its delivery limit, and the default.
+LIMIT, DELIVERY_LIMIT = "x-delivery-limit", 20
+#: The RabbitMQ releases from which on there is a default limit, and nacks are not counted.
+LIMITED_BY_DEFAULT, NACKS_ARE_FREE = (4, 0), (4, 3)
+#: Seconds before the timeout at which a lease ends, so that its task gets the loss at a beat, and
+#: the reaper can return the message of a task that does not; at most a third of a short timeout.
 MARGIN = 60.0
+
+_TIMED_OUT = re.compile(r"deliver\w* acknowledge?ment .*timed out")
+_VALUE = re.compile(r"[Tt]imeout value used: (\d+) ms")
+#: The server's timeout in seconds, once it has named it; written by the consuming thread.
+_told: list[float] = []
 
 
 def consumer_timeout(options: Mapping[str, Any], arguments: Iterable[Mapping[str, Any]]) -> float:
@@ -32,12 +44,47 @@ def consumer_timeout(options: Mapping[str, Any], arguments: Iterable[Mapping[str
 
     Args:
         options: The connection's transport options.
-        arguments: Of the consumer and of the queue; the first that sets a timeout decides.
+        arguments: The arguments of consumer and queue; the first that sets a timeout decides.
     """
     for each in arguments:
         if ARGUMENT in each:
             return float(each[ARGUMENT]) / 1000
-    return float(options.get(OPTION, DEFAULT) or math.inf)
+    return min(_told, default=float(options.get(OPTION, DEFAULT) or math.inf))
+
+
+def learn(text: str) -> bool:
+    """Read the timeout from RabbitMQ's error, as it closes a channel; False: another error.
+
+    From 3.8.15 on its text is ``delivery acknowledgement on channel 1 timed out. Timeout value
+    used: 1800000 ms``.
+    """
+    if not _TIMED_OUT.search(text):
+        return False
+    if told := _VALUE.search(text):
+        _told[:] = [int(told[1]) / 1000]
+    return True
+
+
+def spends_budget(
+    headers: Mapping[str, Any], arguments: Iterable[Mapping[str, Any]], version: str
+) -> bool:
+    """Whether the next return of a message, even an orderly one, would end it at RabbitMQ.
+
+    A quorum queue drops a message, or dead-letters it, that is returned with a count at its
+    ``x-delivery-limit``: 20 by default since 4.0, none before; a negative limit is none. Since 4.3
+    a nack is not counted.
+
+    Args:
+        headers: The message's headers; only quorum queues write a count into them.
+        arguments: The known arguments of the queue.
+        version: RabbitMQ's version.
+    """
+    count, release = headers.get(HEADER), tuple(map(int, re.findall(r"\d+", version)[:2]))
+    if not isinstance(count, int) or not release or release >= NACKS_ARE_FREE:
+        return False
+    default = DELIVERY_LIMIT if release >= LIMITED_BY_DEFAULT else -1
+    limit = next((each[LIMIT] for each in arguments if LIMIT in each), default)
+    return 0 <= limit <= count
 
 
 class Limit:
@@ -50,15 +97,15 @@ class Limit:
         self._told = False
 
     def tell(self, wanted: float) -> None:
-        """Say once that some lease of the queue may end before it should."""
+        """Log, once a queue, that a lease may end before *wanted* seconds."""
         if self._told or wanted <= self.seconds:
             return
         self._told = True
         logger.warning(
             "leases of queue %s end after %g s, although lease_max_duration is %g: RabbitMQ closes "
-            "the channel of who keeps a message for %g s. Raise the server's consumer_timeout (or "
-            "the queue's %s) and say so in broker_transport_options: {'%s': seconds}, or lower "
-            "lease_max_duration",
+            "the channel of a consumer that keeps a message for %g s. Raise the server's "
+            "consumer_timeout (or the queue's %s) and say so in broker_transport_options: "
+            "{'%s': seconds}, or lower lease_max_duration",
             self.queue,
             self.seconds,
             wanted,

@@ -1,9 +1,9 @@
-"""Fencing tokens from the host's clock, as RabbitMQ has no counter over the messages of a task.
+"""Creates fencing tokens from the host's clock, as RabbitMQ has no counter for a task's messages.
 
 Microseconds since 1970, and always more than the last token of this worker. Over all deliveries
-and retries of a task a token grows as long as the clocks of the workers' hosts agree better than
-two of its deliveries are apart: a redelivery after a crash can follow in milliseconds, one after an
-expiry follows after seconds. Tokens stay below 2**53, exact wherever numbers are doubles.
+and retries of a task a token grows, provided that the clocks of the workers' hosts agree better
+than the time between two of its deliveries: a redelivery after a crash can follow in milliseconds,
+one after an expiry follows after seconds. Tokens stay below 2**53, which doubles hold exactly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Tokens:
-    """Makes tokens. For the consuming thread only."""
+    """Creates tokens. For the consuming thread only."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,29 +1,34 @@
-"""The lease calls of the in-memory broker: a dictionary of claims, and a lock."""
+"""The in-memory driver: a dictionary of claims, and a lock."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport.memory import Channel
 
+from celery_lease.brokers.memory.channel import Leasing
+from celery_lease.brokers.memory.exclusive import PLACE, REPLACED, Keys
+from celery_lease.brokers.settling import VirtualDriver
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal, Terms
+from celery_lease.core.keys import KeyAnswer, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from celery_lease.core.clock import Clock
+    from celery_lease.core.keys import Exclusive, KeyUse
 
-#: Key of this package at the top of a message in its queue: earlier deliveries, and losses.
+#: Key of celery-lease at the top of a message in its queue: earlier deliveries, and losses.
 COUNTERS = "lease"
 
 
 @dataclass(slots=True, kw_only=True)
 class Held:
-    """A message that is out of its queue."""
+    """A message that was taken from its queue."""
 
     raw: Mapping[str, Any]
     queue: str
@@ -31,59 +36,109 @@ class Held:
     losses: int
     about: Mapping[str, Any]
     expiry: float
+    waits: bool = False  #: its task has not begun: an expiry is no loss
+    exclusive: Exclusive | None = None  #: the key that its task needs
 
 
-@dataclass(slots=True)
 class Store:
-    """What the broker knows of all leases of this process."""
+    """The leases of this process."""
 
-    held: dict[str, Held] = field(default_factory=dict)
-    tokens: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-    #: Guards ``held`` and what is in it; taken by any thread, for a moment.
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.held: dict[str, Held] = {}
+        self.tokens = itertools.count(1)
+        #: Guards ``held``, ``keys`` and what is in them; taken by any thread, for a moment.
+        self.lock = threading.Lock()
+        self.clock = clock or SystemClock()
+        self.keys = Keys(
+            now=self._now,
+            is_valid=lambda tag, now: tag in self.held and now < self.held[tag].expiry,
+            about=lambda tag: self.held[tag].about if tag in self.held else {},
+            put=_put_in_front,
+            end=lambda tag: self.put_back(tag, orderly=False, front=True),
+        )
+
+    def _now(self) -> float:
+        return self.clock.now()
 
     def put_back(self, tag: str, *, orderly: bool, front: bool) -> bool:
-        """Return a message to its queue, counters included; for who holds the lock."""
+        """Return a message to its queue, counters included; the caller holds the lock."""
         held = self.held.pop(tag, None)
         if held is None:
             return False
         counters = [held.deliveries, held.losses + (not orderly)]
         raw = {**held.raw, COUNTERS: counters, "redelivered": True}
-        queue = Channel.queues[held.queue]
-        with queue.mutex:
-            (queue.queue.appendleft if front else queue.queue.append)(raw)
-            queue.not_empty.notify()
+        _put(held.queue, raw, front=front)
+        self.keys.released(tag, held.exclusive)
         return True
+
+    def complete(self, tag: str) -> bool:
+        """Forget a message for good, also a parked one; for who holds the lock."""
+        held = self.held.pop(tag, None)
+        if held is None:
+            return self.keys.purge(tag)
+        self.keys.released(tag, held.exclusive)
+        return True
+
+
+def _put(name: str, raw: Mapping[str, Any], *, front: bool) -> None:
+    queue = Channel.queues[name]
+    with queue.mutex:
+        (queue.queue.appendleft if front else queue.queue.append)(raw)
+        queue.not_empty.notify()
+
+
+def _put_in_front(name: str, raw: Mapping[str, Any]) -> None:
+    _put(name, raw, front=True)
 
 
 #: Shared by all drivers, as kombu's queues are by all its connections.
 STORE = Store()
 
 
-class MemoryDriver:
+class MemoryDriver(VirtualDriver):
     """Leases on the queues of this process. Thread-safe."""
 
     capabilities = Capabilities(
-        extends=True, fences=True, confirms=True, granularity=0.0, reaps=True
+        extends=True, fences=True, confirms=True, granularity=0.0, reaps=True, keys=True
     )
+    channel_class = Leasing
+
+    @classmethod
+    def connect(cls, channel: Any, clock: Clock | None = None) -> MemoryDriver:
+        """Return a driver; all drivers lease the queues of this process."""
+        del channel
+        return cls(clock or SystemClock())
 
     def __init__(self, clock: Clock, store: Store = STORE) -> None:
-        self._clock = clock
+        self._clock = store.clock = clock
         self._store = store
 
-    def claim(self, message: Any, queue: str, terms: Terms) -> Claim:
-        """Take a message that was just taken from its queue under a lease."""
+    def claim(self, message: Any, queue: str, terms: Terms) -> Claim | KeyAnswer:
+        """Take a message that was just taken from its queue under a lease, or park it."""
         raw, now = message._raw, self._clock.now()  # noqa: SLF001
         deliveries, losses = raw.get(COUNTERS, (0, 0))
         token = next(self._store.tokens)
+        tag = f"{message.delivery_tag}#{token}"
+        exclusive, answer = terms.exclusive, None
+        if REPLACED in raw:
+            exclusive, answer = None, KeyAnswer(Verdict.REPLACED, str(raw[REPLACED]))
+        elif exclusive is not None and exclusive.decides:
+            with self._store.lock:
+                keys = self._store.keys
+                if not keys.is_free(exclusive):
+                    answer = keys.turn_away(tag, raw, queue, terms.about, exclusive)
+        if answer is not None and not answer.verdict.revokes:
+            return answer
         claim = Claim(
-            tag=f"{message.delivery_tag}#{token}",
+            tag=tag,
             token=token,
             queue=queue,
             deliveries=deliveries + 1,
             losses=losses,
             asked_at=now,
             seconds=terms.seconds,
+            turned_away=answer,
+            parked_at=raw[PLACE][2] + self._epoch() if PLACE in raw else None,
         )
         with self._store.lock:
             self._store.held[claim.tag] = Held(
@@ -93,8 +148,37 @@ class MemoryDriver:
                 losses=losses,
                 about=terms.about,
                 expiry=now + terms.seconds,
+                waits=terms.waits,
+                exclusive=exclusive,
             )
         return claim
+
+    def take_key(self, tag: str) -> KeyAnswer:
+        """Take the key of a task that is about to start."""
+        with self._store.lock:
+            held, keys = self._store.held.get(tag), self._store.keys
+            if held is None or held.exclusive is None or self._clock.now() >= held.expiry:
+                return KeyAnswer(Verdict.LOST)
+            if keys.take(tag, held.exclusive):
+                held.waits = False
+                return KeyAnswer(Verdict.HELD)
+            answer = keys.turn_away(tag, held.raw, held.queue, held.about, held.exclusive)
+            if answer.verdict is Verdict.PARKED:
+                del self._store.held[tag]
+            return answer
+
+    def keys_in_use(self) -> list[KeyUse]:
+        """Return the keys that are held or waited for."""
+        with self._store.lock:
+            return list(self._store.keys.in_use(self._epoch()))
+
+    def parked(self) -> dict[str, int]:
+        """Return how many messages of each queue wait for a key."""
+        with self._store.lock:
+            return self._store.keys.parked()
+
+    def _epoch(self) -> float:
+        return self._clock.wall().timestamp() - self._clock.now()
 
     def extend(self, renewals: Sequence[Renewal], *, timeout: float = 0.0) -> list[Answer]:
         """Move expiries."""
@@ -102,37 +186,42 @@ class MemoryDriver:
         with self._store.lock:
             return [self._extend(each, self._clock.now()) for each in renewals]
 
+    def begin(self, tags: Sequence[str]) -> list[Answer]:
+        """Record that the tasks of messages begin: from now on an expiry is a loss."""
+        return self._each(tags, self._begin)
+
     def complete(self, tags: Sequence[str]) -> list[Answer]:
         """Forget messages for good."""
-        return self._each(tags, lambda tag: self._store.held.pop(tag, None) is not None)
+        return self._each(tags, self._store.complete)
 
     drop = complete
 
     def hand_back(
-        self, tags: Sequence[str], *, orderly: bool = True, front: bool = True
+        self,
+        tags: Sequence[str],
+        *,
+        orderly: bool = True,
+        front: bool = True,
+        why: Mapping[str, object] | None = None,
     ) -> list[Answer]:
         """Return messages to their queues."""
+        del why
         return self._each(tags, lambda tag: self._store.put_back(tag, orderly=orderly, front=front))
 
-    def return_unclaimed(self, attempts: Sequence[Any]) -> list[Answer]:
-        """Do nothing: every claim succeeds."""
-        return [Answer.HELD] * len(attempts)
-
     def reap(self, *, limit: int) -> list[Reaped]:
-        """Return expired messages, of anybody in this process, to their queues."""
+        """Return expired messages of this process to their queues."""
         with self._store.lock:
+            self._store.keys.tend(self._clock.wall().timestamp())
             late = self._late(limit)
             for each in late:
-                self._store.put_back(each.tag, orderly=False, front=True)
+                waits = self._store.held[each.tag].waits
+                self._store.put_back(each.tag, orderly=waits, front=True)
         return late
 
     def overdue(self, *, limit: int) -> list[Reaped]:
-        """Return what :meth:`reap` would return."""
+        """Return the messages that :meth:`reap` would return."""
         with self._store.lock:
             return self._late(limit)
-
-    def close(self) -> None:
-        """Do nothing: there is no connection."""
 
     def _extend(self, renewal: Renewal, now: float) -> Answer:
         held = self._store.held.get(renewal.tag)
@@ -140,6 +229,12 @@ class MemoryDriver:
             return Answer.LOST
         held.expiry = now + renewal.seconds
         return Answer.HELD
+
+    def _begin(self, tag: str) -> bool:
+        held = self._store.held.get(tag)
+        if held is not None:
+            held.waits = False
+        return held is not None
 
     def _each(self, tags: Sequence[str], act: Callable[[str], bool]) -> list[Answer]:
         with self._store.lock:
@@ -152,9 +247,3 @@ class MemoryDriver:
             Reaped(tag=tag, queue=held.queue, late=now - held.expiry, about=held.about)
             for tag, held in itertools.islice(late, limit)
         ]
-
-
-def connect(channel: Any, clock: Clock | None = None) -> MemoryDriver:
-    """Make a driver; all of them lease the queues of this process."""
-    del channel
-    return MemoryDriver(clock or SystemClock())

@@ -1,18 +1,20 @@
-"""Connections to PostgreSQL of the driver's own, bounded in number and in time.
+"""The driver's own connections to PostgreSQL, bounded in number and in time.
 
 Each statement is a transaction of its own. Nothing is set on a connection and nothing prepared on
-it, so a pooler in transaction mode may stand between. A connection on which anything went wrong is
-closed; the next call finds its way to the server that is in charge by then.
+it, so a pooler in transaction mode may stand between. A connection with an error is closed; the
+next call connects to the server that is the primary by then.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from psycopg import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -21,10 +23,21 @@ if TYPE_CHECKING:
 
     from celery_lease.core.clock import Clock
 
-#: Calls under way at once, each on a connection of its own; pools of many threads have to queue.
+#: Calls under way at once, each on a connection of its own; further calls wait.
 CONNECTIONS = 4
-#: Longest wait for a connection, in seconds; the client library knows no shorter one.
+#: Longest wait for a connection, in seconds; the shortest that the client library allows.
 CONNECT_TIMEOUT = 2
+
+
+def yield_to_greenlets() -> None:
+    """Make psycopg wait for a server in Python where eventlet has patched it, as under gevent.
+
+    Psycopg 3 detects gevent by itself. Under eventlet it waits in C, also in kombu's reads, and no
+    other greenlet of the worker runs meanwhile: tasks do not beat and leases are not extended.
+    """
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is not None and patcher.is_monkey_patched("select"):
+        waiting.wait = waiting.wait_select
 
 
 class NoAnswer(psycopg.OperationalError):
@@ -32,7 +45,7 @@ class NoAnswer(psycopg.OperationalError):
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection whose statements end at a time, whatever the server or the network does."""
+    """A connection whose statements end by a time, even if the server or the network hangs."""
 
     clock: Clock
     ends = 0.0  # clock reading; 0: no bound
@@ -42,7 +55,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         return super().wait(self._bounded(gen), *args, **kwargs)
 
     def _bounded(self, steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        # The library looks in every tenth of a second, also when nothing came.
+        # The library wakes up every tenth of a second, even without data.
         try:
             wanted = next(steps)
             while True:
@@ -57,22 +70,22 @@ class BoundedConnection(psycopg.Connection[Any]):
 class Connections:
     """Runs statements, each on a free connection. Any thread may use it.
 
-    Not for use across a fork: a child makes its own.
+    Not for use across a fork: a child creates its own.
     """
 
     def __init__(self, conninfo: str, clock: Clock) -> None:
         self._conninfo = conninfo
         self._clock = clock
         self._turns = threading.BoundedSemaphore(CONNECTIONS)
-        self._idle: deque[BoundedConnection] = deque()  # its steps are atomic
+        self._idle: deque[BoundedConnection] = deque()  # its operations are atomic
 
     def run(
-        self, statement: sql.Composed, parameters: Sequence[object], *, timeout: float
+        self, statement: sql.SQL | sql.Composed, parameters: Sequence[object], *, timeout: float
     ) -> list[tuple[Any, ...]]:
-        """Return a statement's rows; ends within *timeout* seconds, or when connecting does.
+        """Return a statement's rows within *timeout* seconds, plus the time of a new connection.
 
         Raises:
-            psycopg.Error: It was not answered; it may or may not have been done.
+            psycopg.Error: There was no answer; the statement may or may not have taken effect.
         """
         ends = self._clock.now() + timeout
         if not self._turns.acquire(timeout=max(timeout, 0.0)):
@@ -83,13 +96,13 @@ class Connections:
             self._turns.release()
 
     def close(self) -> None:
-        """Close what is idle; later calls connect anew."""
+        """Close idle connections; later calls connect again."""
         with suppress(IndexError):
             while True:
                 self._idle.pop().close()
 
     def _run(
-        self, statement: sql.Composed, parameters: Sequence[object], ends: float
+        self, statement: sql.SQL | sql.Composed, parameters: Sequence[object], ends: float
     ) -> list[tuple[Any, ...]]:
         while True:
             connection, used = self._take()
@@ -100,7 +113,7 @@ class Connections:
             except psycopg.Error:
                 cut = connection.broken
                 connection.close()
-                # One that was idle may have been cut long ago: every statement may be repeated.
+                # An idle connection may have been cut long ago: every statement may be repeated.
                 if used and cut and self._clock.now() < ends:
                     continue
                 raise

@@ -1,8 +1,8 @@
-"""Dead letters: rows of a queue of their own, which say beside the message what became of it.
+"""Dead letters on pgmq: rows of a queue of their own, with their history beside the message.
 
-Moving a row is one statement, so a message is in one queue or in the other. The dead-letter queue
-is one of pgmq's as any other, made when it is first needed; a comment on its table tells it from
-those. In it a message starts afresh: whatever moves it to a queue has it run again.
+Moving a row is one statement, so a message is in exactly one queue. A dead-letter queue is an
+ordinary one of pgmq, created when it is first needed; a comment on its table marks it. Its messages
+have fresh counters: a message that any tool moves back to a queue runs again.
 """
 
 from __future__ import annotations
@@ -12,25 +12,43 @@ from typing import TYPE_CHECKING, Any
 from psycopg import sql
 
 from celery_lease.brokers.payloads import body_of
-from celery_lease.brokers.pgmq.statements import RETURNS, table
+from celery_lease.brokers.pgmq.statements import LOSSES, LOSSES_KEPT, headers, table
 from celery_lease.core.dead import DeadLetter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-#: Key in a row's ``headers`` that says since when it is dead, where it came from, and its losses.
+#: Key in a row's ``headers``: the time of its move, its origin, and its losses.
 DEAD = "celery_lease_dead"
 #: Comment on the tables of dead-letter queues.
 COMMENT = "dead letters of celery-lease"
-#: Letters read in one call.
+#: Letters read in one statement.
 PAGE = 100
 
 _NAMES = {
-    "returns": sql.Literal(RETURNS),
+    **headers(),
+    "losses": sql.Literal(LOSSES),
+    "kept": sql.Literal(LOSSES_KEPT),
     "dead": sql.Literal(DEAD),
     "comment": sql.Literal(COMMENT),
 }
 
+#: Adds the facts of a delivery's loss to its row; once, by the delivery's token.
+_NOTE = """
+    WITH free AS (
+        SELECT msg_id, coalesce(headers -> {losses}, '[]') AS past FROM {source}
+        WHERE msg_id = %s AND read_ct = %s AND last_read_at = %s AND vt > 'epoch'
+        FOR UPDATE SKIP LOCKED
+    )
+    UPDATE {source} t SET headers =
+        CASE jsonb_typeof(headers) WHEN 'object' THEN headers ELSE '{{}}' END
+        || jsonb_build_object({losses}, CASE WHEN jsonb_array_length(past) < {kept}
+            THEN past ELSE past - 0 END || jsonb_build_array(%s::jsonb || jsonb_build_object(
+            'ended', extract(epoch FROM clock_timestamp()),
+            'since', extract(epoch FROM last_read_at), 'deliveries', read_ct)))
+    FROM free WHERE t.msg_id = free.msg_id
+        AND NOT past @> jsonb_build_array(jsonb_build_object('token', %s::bigint))
+    RETURNING t.msg_id"""
 _MAKE = """
     DO $$ BEGIN
         IF to_regclass({regclass}) IS NULL THEN
@@ -38,8 +56,8 @@ _MAKE = """
             COMMENT ON TABLE {target} IS {comment};
         END IF;
     END $$"""
-#: Takes what :func:`burial` says; tells whether it is there now, maybe by a call that
-#: was not answered, and whether it was where it came from.
+#: Takes the values of :func:`burial`; returns whether the letter is in the dead-letter queue now,
+#: perhaps by a call that was not answered, and whether the row is in its own queue.
 _BURY = """
     WITH free AS (
         SELECT msg_id FROM {source} WHERE msg_id = %s AND read_ct = %s AND last_read_at = %s
@@ -50,12 +68,13 @@ _BURY = """
     ), put AS (
         INSERT INTO {target} (vt, message, headers)
         SELECT clock_timestamp(), message,
-            CASE jsonb_typeof(headers) WHEN 'object' THEN headers - {returns} ELSE '{{}}' END
+            ({headers} - {returns} - {waits} - {losses})
             || jsonb_build_object({dead}, jsonb_build_object(
-                'tag', %s::text, 'queue', %s::text, 'deliveries', read_ct,
-                'losses', read_ct - 1 - coalesce((headers ->> {returns})::int, 0),
+                'tag', %s::text, 'queue', %s::text, 'about', %s::jsonb, 'deliveries', read_ct,
+                'history', coalesce(headers -> {losses}, '[]'),
+                'losses', read_ct - 1 - {returned},
                 'at', extract(epoch FROM clock_timestamp())))
-        FROM gone RETURNING msg_id
+        FROM gone t RETURNING msg_id
     )
     SELECT EXISTS (SELECT FROM put)
         OR EXISTS (SELECT FROM {target} WHERE headers -> {dead} ->> 'tag' = %s),
@@ -77,7 +96,7 @@ _RETRY = """
 
 
 def make(queue: str) -> sql.Composed:
-    """Return the statement that makes a dead-letter *queue*, named as in pgmq, if need be."""
+    """Return the statement that creates a dead-letter *queue*, named as in pgmq, if needed."""
     target = table(queue)
     return sql.SQL(_MAKE).format(
         regclass=sql.Literal(target.as_string(None)),
@@ -87,10 +106,19 @@ def make(queue: str) -> sql.Composed:
     )
 
 
+def note(queue: str) -> sql.Composed:
+    """Return the statement that adds the facts of a loss to a message of a *queue*.
+
+    It takes id, count and time read, the facts as JSON, and the delivery's token.
+    """
+    return _format(_NOTE, source=table(queue))
+
+
 def burial(queue: str, dead: str) -> sql.Composed:
     """Return the statement that moves a delivery from a *queue* to another.
 
-    It takes id, count and time read, tag, the queue's name, and again tag, id, count and time read.
+    It takes id, count and time read, tag, the queue's name, the letter's ``about`` as JSON, and
+    again tag, id, count and time read.
     """
     return _format(_BURY, source=table(queue), target=table(dead))
 
@@ -99,18 +127,18 @@ class PgmqDeadLetters:
     """The dead-letter queues of one database; implements :class:`~.core.dead.DeadLetters`."""
 
     def __init__(self, run: Callable[..., list[Any]], names: Callable[[str], str]) -> None:
-        """*run* runs a statement with its values; *names* turns kombu's names into pgmq's."""
+        """*run* runs a statement with its values; *names* converts kombu's names to pgmq's."""
         self._run = run
         self._names = names
 
     def queues(self, likely: Sequence[str] = ()) -> list[str]:
-        """Return the names, as in pgmq, of the queues that hold something."""
+        """Return the names, as in pgmq, of the dead-letter queues that are not empty."""
         del likely
         names = [name for (name,) in self._run(_format(_QUEUES))]
         return [name for name in names if next(self.letters(name), None)]
 
     def letters(self, queue: str) -> Iterator[DeadLetter]:
-        """Yield what lies in a *queue*, the oldest first; what is no dead letter is passed over."""
+        """Yield the dead letters of a *queue*, the oldest first; other messages are skipped."""
         source, last = self._table(queue), 0
         while page := self._run(_format(_LETTERS, source=source), last, PAGE):
             for _, message, dead in page:
@@ -118,13 +146,13 @@ class PgmqDeadLetters:
             last = page[-1][0]
 
     def retry(self, letter: DeadLetter) -> bool:
-        """Send a letter back to the queue it came from; False: it is not there any more."""
+        """Replay a letter to its own queue; False: it is no longer there."""
         source, target = self._table(letter.queue), table(letter.key)
         purge = _format(_PURGE, source=source)
         return bool(self._run(_format(_RETRY, purge=purge, target=target), letter.text.decode()))
 
     def purge(self, letter: DeadLetter) -> bool:
-        """Throw a letter away; False: it is not there any more."""
+        """Discard a letter; False: it is no longer there."""
         source = self._table(letter.queue)
         return bool(self._run(_format(_PURGE, source=source), letter.text.decode()))
 
@@ -136,14 +164,16 @@ class PgmqDeadLetters:
 def _letter(queue: str, message: Any, dead: Any) -> DeadLetter:
     headers = message.get("headers") or {}
     tag: str = dead["tag"]
+    about = dead.get("about") or {}
     return DeadLetter(
-        task_id=str(headers.get("id") or ""),
-        task=str(headers.get("task") or ""),
+        task_id=str(headers.get("id") or about.get("id") or ""),
+        task=str(headers.get("task") or about.get("task") or ""),
         queue=queue,
         origin=dead["queue"],
         key=tag.split("-", 3)[3],
         died_at=float(dead["at"]),
         losses=dead["losses"],
+        history=tuple(dead.get("history") or ()),
         headers=headers,
         body=body_of(message),
         text=tag.encode(),

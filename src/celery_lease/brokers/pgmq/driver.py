@@ -1,87 +1,128 @@
-"""The lease calls of pgmq: fenced statements, and what their rows mean.
+"""pgmq's driver: fenced statements, and the meaning of their rows.
 
-Nothing here decides. Errors of the client library stop in this module: whatever was not answered
-clearly is :attr:`Answer.UNKNOWN`.
+It decides nothing. Errors of the client library stop in this module: without a clear answer the
+result is :attr:`Answer.UNKNOWN`.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from psycopg import sql
 
-from celery_lease.brokers.pgmq import dead
-from celery_lease.brokers.pgmq.connections import Connections
+from celery_lease.brokers.pgmq import dead, names as pgmq_names
+from celery_lease.brokers.pgmq.channel import Leasing
+from celery_lease.brokers.pgmq.connections import Connections, yield_to_greenlets
 from celery_lease.brokers.pgmq.dead import PgmqDeadLetters
 from celery_lease.brokers.pgmq.fence import Delivery
-from celery_lease.brokers.pgmq.statements import RETURNS, Act, parameters, statement
+from celery_lease.brokers.pgmq.records import PgmqRecords
+from celery_lease.brokers.pgmq.statements import Act, parameters, statement
+from celery_lease.brokers.settling import VirtualDriver
 from celery_lease.core.clock import SystemClock
-from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal, Terms
+from celery_lease.core.delivery import Answer, Capabilities, Claim, Renewal
+from celery_lease.core.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from psycopg import sql
-
+    from celery_lease.brokers.pgmq.fence import Arrival
     from celery_lease.core.clock import Clock
+    from celery_lease.core.findings import Doctor
 
 logger = logging.getLogger(__name__)
 
-#: Longest wait for an answer, in seconds, where no lease asks for a shorter one.
+#: Longest wait for an answer, in seconds, unless a lease has less time.
 ANSWER_TIMEOUT = 5.0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
-    """A message as it was read, before it is claimed."""
-
-    delivery: Delivery
-    queue: str  #: kombu's name of its queue
-    terms: Terms
-    hidden_until: float  #: clock reading until which nobody else can read it
-    headers: Mapping[str, Any] | None = None  #: the row's own
-
-    @property
-    def returns(self) -> int:
-        """How many earlier deliveries ended in an orderly return."""
-        return int((self.headers or {}).get(RETURNS) or 0)
+_STATEMENT_TIMEOUT = sql.SQL(
+    "SELECT setting::int FROM pg_settings WHERE name = 'statement_timeout'"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """What is asked of one delivery."""
+    """A change of one delivery."""
 
     delivery: Delivery
     seconds: float = 0.0
     late: bool = True
 
 
-class PgmqDriver:
+class PgmqDriver(VirtualDriver):
     """Leases in one database. Thread-safe; not for use across a fork."""
 
     capabilities = Capabilities(
-        extends=True, fences=True, confirms=True, granularity=1e-6, buries=True
+        extends=True, fences=True, confirms=True, granularity=1e-6, buries=True, records=True
+    )
+    channel_class = Leasing
+    visibility_timeout = 1800.0
+    # Kombu 5.7.0 names its reply queue longer than pgmq 1.13 allows, calls a send_topic that pgmq
+    # does not have, and binds reply queues only within a process.
+    unaskable = "the names and calls of Celery's remote control are none that pgmq takes"
+    unrecorded = (
+        "workers on pgmq cannot be asked: this is the database's own record, which knows neither "
+        "who holds a message nor its beats and progress"
+    )
+    lookup = (
+        "How often it was delivered, and until when it is hidden, for each queue: SELECT read_ct, "
+        "vt FROM pgmq.q_QUEUE WHERE message->'headers'->>'id' = '{id}'"
     )
 
     def __init__(
         self, connections: Connections, clock: Clock, names: Callable[[str], str] = str
     ) -> None:
-        """*names* turns kombu's name of a queue into pgmq's."""
+        """*names* converts kombu's name of a queue to pgmq's."""
         self._connections = connections
         self._clock = clock
         self._names = names
+        self._worker = ""  # the holder of the claims, for the dead letter
         self._silent = False  # the last call was not answered
 
-    def claim(self, arrivals: Sequence[Arrival]) -> list[Claim | None]:
-        """Take messages under a lease, in one round trip; None for one that is somebody else's.
+    @classmethod
+    def connect(cls, channel: Any, clock: Clock | None = None) -> PgmqDriver:
+        """Return a driver for the database of a kombu *channel*; it does not connect yet."""
+        yield_to_greenlets()
+        clock = clock or SystemClock()
+        prefix, entity_name = channel.queue_name_prefix, type(channel).entity_name
 
-        Without an answer a lease is as long as the reading hides the message.
+        def names(queue: str) -> str:
+            # Not the channel's bound method: the driver outlives it.
+            return str(entity_name(None, prefix + queue))
+
+        return cls(Connections(channel.pgmq.config.dsn, clock), clock, names)
+
+    @classmethod
+    def unfit(cls, exc: BaseException) -> tuple[str, str] | None:
+        """Return the reason and the remedy for an error of a database that has to be prepared."""
+        return pgmq_names.unfit(exc)
+
+    @classmethod
+    def unfit_name(cls, connection: Any, queue: str) -> str:
+        """Return the reason why pgmq does not allow a queue's name; "": it does."""
+        return pgmq_names.unfit_name(connection, queue)
+
+    @classmethod
+    def doctor(cls) -> Doctor:
+        """Return the module with the checks of this broker."""
+        from celery_lease.brokers.pgmq import doctor  # noqa: PLC0415  (no worker needs it)
+
+        return doctor
+
+    def claim(self, arrivals: Sequence[Arrival]) -> list[Claim | None]:
+        """Put messages under a lease, in one round trip; None for a message with another holder.
+
+        Without an answer a lease is as long as the read hides the message.
         """
         now = self._clock.now()
+        for each in arrivals[-1:]:
+            self._worker = str(each.terms.about.get("worker", ""))
         asks = [_Ask(each.delivery, each.terms.seconds, late=False) for each in arrivals]
-        answers = self._ask(Act.EXTEND, asks, ANSWER_TIMEOUT)
+        act = Act.CLAIM if all(each.terms.waits for each in arrivals) else Act.EXTEND
+        answers = self._ask(act, asks, ANSWER_TIMEOUT)
         return [
             _claim(arrival, answer, now) for arrival, answer in zip(arrivals, answers, strict=True)
         ]
@@ -93,39 +134,38 @@ class PgmqDriver:
         asks = [_Ask(Delivery.parse(each.tag), each.seconds, each.late) for each in renewals]
         return self._ask(Act.EXTEND, asks, timeout)
 
+    def begin(self, tags: Sequence[str]) -> list[Answer]:
+        """Record that the tasks of messages begin: from now on an expiry is a loss."""
+        return self._ask(Act.BEGIN, _asks(tags), ANSWER_TIMEOUT)
+
     def complete(self, tags: Sequence[str]) -> list[Answer]:
         """Delete messages."""
         return self._ask(Act.COMPLETE, _asks(tags), ANSWER_TIMEOUT)
 
     def hand_back(
-        self, tags: Sequence[str], *, orderly: bool = True, front: bool = True
+        self,
+        tags: Sequence[str],
+        *,
+        orderly: bool = True,
+        front: bool = True,
+        why: Mapping[str, object] | None = None,
     ) -> list[Answer]:
         """Make messages visible at once; they are read in the order in which they were sent."""
         del front
+        if why is not None and not orderly:
+            for tag in tags:
+                self._note(Delivery.parse(tag), why)
         return self._ask(Act.HAND_BACK if orderly else Act.RELEASE, _asks(tags), ANSWER_TIMEOUT)
 
-    def return_unclaimed(self, attempts: Sequence[Any]) -> list[Answer]:
-        """Do nothing: what was not claimed becomes visible by itself."""
-        return [Answer.HELD] * len(attempts)
-
-    def reap(self, *, limit: int) -> list[Reaped]:
-        """Return nothing: expired messages are visible by themselves."""
-        del limit
-        return []
-
-    def overdue(self, *, limit: int) -> list[Reaped]:
-        """Return nothing, as :meth:`reap` does."""
-        del limit
-        return []
-
-    def bury(self, tag: str, queue: str) -> Answer:
-        """Move a message to a dead-letter queue, which is made if need be."""
+    def bury(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
+        """Move a message to a dead-letter queue, which is created if it is missing."""
         delivery, target = Delivery.parse(tag), self._names(queue)
         row = [delivery.msg_id, delivery.read_ct, delivery.read_at]
         try:
             self._run(dead.make(target))
             statement = dead.burial(delivery.queue, target)
-            ((there, left),) = self._run(statement, *row, tag, delivery.queue, tag, *row)
+            told = [tag, delivery.queue, json.dumps(dict(about or {}))]
+            ((there, left),) = self._run(statement, *row, *told, tag, *row)
         except (psycopg.Error, OSError) as exc:
             self._tell(exc)
             return Answer.UNKNOWN
@@ -135,7 +175,29 @@ class PgmqDriver:
         """Return the dead-letter queues."""
         return PgmqDeadLetters(self._run, self._names)
 
-    def _run(self, statement: sql.Composed, *values: object) -> list[tuple[Any, ...]]:
+    def records(self) -> PgmqRecords:
+        """Return the records of the database, for commands that have no worker to ask."""
+        return PgmqRecords(self._run, self._names)
+
+    def statement_timeout(self) -> int:
+        """Return the milliseconds after which the server ends a statement; 0: never, or unknown."""
+        try:
+            ((limit,),) = self._run(_STATEMENT_TIMEOUT)
+        except (psycopg.Error, OSError) as exc:
+            self._tell(exc)
+            return 0
+        return int(limit)
+
+    def _note(self, delivery: Delivery, why: Mapping[str, object]) -> None:
+        """Add the facts of a loss to a message; without an answer it goes back without them."""
+        told = {"reason": "given up", "worker": self._worker, "token": delivery.token, **why}
+        row = [delivery.msg_id, delivery.read_ct, delivery.read_at]
+        try:
+            self._run(dead.note(delivery.queue), *row, json.dumps(told), delivery.token)
+        except (psycopg.Error, OSError) as exc:
+            self._tell(exc)
+
+    def _run(self, statement: sql.SQL | sql.Composed, *values: object) -> list[tuple[Any, ...]]:
         return self._connections.run(statement, values, timeout=ANSWER_TIMEOUT)
 
     def close(self) -> None:
@@ -143,7 +205,7 @@ class PgmqDriver:
         self._connections.close()
 
     def _ask(self, act: Act, asks: Sequence[_Ask], timeout: float) -> list[Answer]:
-        """Ask for everything at once."""
+        """Apply an act to all deliveries at once."""
         if not asks:
             return []
         queues: dict[str, list[_Ask]] = {}
@@ -180,10 +242,11 @@ class PgmqDriver:
     def _ask_one_by_one(
         self, act: Act, queues: Mapping[str, list[_Ask]], timeout: float
     ) -> dict[Delivery, Answer]:
-        """Ask queue by queue: one of them was dropped, and its messages with it."""
+        """Apply an act queue by queue: one of the queues was dropped, with its messages."""
         if len(queues) == 1:
             ((queue, asks),) = queues.items()
-            logger.warning("queue %s does not exist: %d leases are lost", queue, len(asks))
+            count = counted(len(asks), "lease")
+            logger.warning("queue %s does not exist: %s lost", queue, count)
             return {each.delivery: Answer.LOST for each in asks}
         answers: dict[Delivery, Answer] = {}
         ends = self._clock.now() + timeout
@@ -192,7 +255,7 @@ class PgmqDriver:
         return answers
 
     def _tell(self, error: Exception | None) -> None:
-        """Log that the database does not answer, or does again; each time only once."""
+        """Log that the database stopped answering, or answers again; each once."""
         if error is None and self._silent:
             self._silent = False
             logger.info("PostgreSQL answers for leases again")
@@ -214,7 +277,7 @@ def _parameters(asks: Sequence[_Ask]) -> list[list[object]]:
 
 
 def _answer(done: bool, there: bool) -> Answer:
-    """Return what a row says; one that is there and was not touched is locked by somebody."""
+    """Return the answer for a row; a row that is there and was not changed is locked."""
     if done:
         return Answer.HELD
     return Answer.UNKNOWN if there else Answer.LOST
@@ -236,15 +299,3 @@ def _claim(arrival: Arrival, answer: Answer, asked_at: float) -> Claim | None:
         seconds=seconds,
         provisional=answer is Answer.UNKNOWN,
     )
-
-
-def connect(channel: Any, clock: Clock | None = None) -> PgmqDriver:
-    """Make a driver for the database of a kombu *channel*; creating it does not connect."""
-    clock = clock or SystemClock()
-    prefix, entity_name = channel.queue_name_prefix, type(channel).entity_name
-
-    def names(queue: str) -> str:
-        # Not the channel's bound method: the driver outlives it.
-        return str(entity_name(None, prefix + queue))
-
-    return PgmqDriver(Connections(channel.pgmq.config.dsn, clock), clock, names)

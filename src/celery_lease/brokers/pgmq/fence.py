@@ -1,9 +1,17 @@
-"""One delivery of one message: the fence of every statement, and the token."""
+"""One delivery of one message: the fence of every statement, and the fencing token."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from celery_lease.brokers.pgmq.statements import RETURNS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from celery_lease.core.delivery import Terms
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -11,16 +19,16 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What a row says of its last reading; another reading is another delivery."""
+    """The columns of a row's last read, which identify a delivery."""
 
-    queue: str  #: its queue's name in pgmq
+    queue: str  #: the queue's name in pgmq
     msg_id: int
     read_ct: int
     read_at: datetime  #: by the server's clock
 
     @property
     def token(self) -> int:
-        """Microseconds since 1970: below 2**53, exact wherever numbers are doubles."""
+        """Microseconds since 1970: below 2**53, which doubles hold exactly."""
         return (self.read_at - _EPOCH) // _MICROSECOND
 
     @property
@@ -30,10 +38,26 @@ class Delivery:
 
     @classmethod
     def parse(cls, tag: str) -> Delivery:
-        """Read back a :attr:`tag`.
+        """Parse a :attr:`tag`.
 
         Raises:
-            ValueError: It is none.
+            ValueError: It is no tag.
         """
         msg_id, read_ct, token, queue = tag.split("-", 3)
         return cls(queue, int(msg_id), int(read_ct), _EPOCH + int(token) * _MICROSECOND)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A message as it was received, before it is claimed."""
+
+    delivery: Delivery
+    queue: str  #: the queue's name in kombu
+    terms: Terms
+    hidden_until: float  #: clock reading until which the read hides it from others
+    headers: Mapping[str, Any] | None = None  #: the column of the row
+
+    @property
+    def returns(self) -> int:
+        """The number of earlier deliveries that ended in an orderly return."""
+        return int((self.headers or {}).get(RETURNS) or 0)

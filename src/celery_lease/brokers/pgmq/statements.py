@@ -1,8 +1,8 @@
 """The SQL of leases: one statement for deliveries of any number of queues.
 
-Every statement asks for deliveries, locks the rows that are theirs and free, acts on those, and
-tells for which that was done, and which were there before. A row is a delivery's if it was neither
-read again nor returned since; of an expired one, only if asked late.
+Every statement takes deliveries, locks those of their rows that are free, changes them, and returns
+which were changed, and which existed before. A row belongs to a delivery if it was neither read
+again nor returned since; an expired one only if *late* is set.
 """
 
 from __future__ import annotations
@@ -18,33 +18,45 @@ if TYPE_CHECKING:
 
     from celery_lease.brokers.pgmq.fence import Delivery
 
-#: Key in a row's ``headers`` under which its orderly returns are counted.
+#: Key in a row's ``headers`` for the number of its orderly returns.
 RETURNS = "celery_lease_returns"
-#: Statements kept, one for each set of queues; a worker has a few.
+#: Key in a row's ``headers`` for the facts of its losses, and how many are kept.
+LOSSES, LOSSES_KEPT = "celery_lease_losses", 20
+#: Key of the last delivery whose task has not begun: it counts as an orderly return until then.
+WAITS = "celery_lease_waits"
+#: Statements cached, one for each set of queues; a worker has a few.
 _KEPT = 64
 
 
 class Act(Enum):
-    """What is done to the rows; ``d`` are the deliveries, locked."""
+    """The change of the rows; ``d`` are the deliveries, locked."""
 
     EXTEND = """
         UPDATE {table} t SET vt = clock_timestamp() + make_interval(secs => d.seconds)
+        FROM free{n} d WHERE t.msg_id = d.msg_id AND t.read_ct = d.read_ct"""
+    CLAIM = """
+        UPDATE {table} t SET vt = clock_timestamp() + make_interval(secs => d.seconds),
+            headers = {headers} || jsonb_build_object({returns}, {returned} + 1, {waits}, t.read_ct)
+        FROM free{n} d WHERE t.msg_id = d.msg_id AND t.read_ct = d.read_ct"""
+    BEGIN = """
+        UPDATE {table} t SET
+            headers = ({headers} - {waits}) || jsonb_build_object({returns}, {returned})
         FROM free{n} d WHERE t.msg_id = d.msg_id AND t.read_ct = d.read_ct"""
     COMPLETE = """
         DELETE FROM {table} t
         USING free{n} d WHERE t.msg_id = d.msg_id AND t.read_ct = d.read_ct"""
     RELEASE = """
-        UPDATE {table} t SET vt = 'epoch'
+        UPDATE {table} t SET vt = 'epoch',
+            headers = ({headers} - {waits}) || jsonb_build_object({returns}, {returned})
         FROM free{n} d WHERE t.msg_id = d.msg_id AND t.read_ct = d.read_ct"""
     HAND_BACK = """
-        UPDATE {table} t SET vt = 'epoch', headers =
-            CASE jsonb_typeof(t.headers) WHEN 'object' THEN t.headers ELSE '{{}}' END
-            || jsonb_build_object({returns}, coalesce((t.headers ->> {returns})::int, 0) + 1)
+        UPDATE {table} t SET vt = 'epoch',
+            headers = ({headers} - {waits}) || jsonb_build_object({returns}, {returned} + 1)
         FROM free{n} d WHERE t.msg_id = d.msg_id AND t.read_ct = d.read_ct"""
 
 
-#: An array that the planner cannot see it takes for short, so that it looks each row up by its key.
-#: Of a thousand it would rather read the whole table, however many messages wait in it.
+#: The subselects hide the arrays' lengths from the planner, so that it looks up each row by its
+#: key. For a thousand it would rather scan the whole table, however many messages wait in it.
 _ASKED = """
     asked{n} AS (
         SELECT * FROM unnest(
@@ -66,14 +78,30 @@ _TOLD = """
 _THEIRS = """
     t.msg_id = d.msg_id AND t.read_ct = d.read_ct AND t.last_read_at = d.read_at
     AND t.vt > CASE WHEN d.late THEN 'epoch' ELSE clock_timestamp() END"""
+_HEADERS = """
+    CASE jsonb_typeof(t.headers) WHEN 'object' THEN t.headers ELSE '{{}}' END"""
+_RETURNED = """
+    (coalesce((t.headers ->> {returns})::int, 0)
+        - CASE (t.headers ->> {waits})::int WHEN t.read_ct THEN 1 ELSE 0 END)"""
+
+
+def headers() -> dict[str, sql.Composable]:
+    """Return the parts of statements on a table ``t`` that concern its ``headers``.
+
+    ``headers`` is always an object, ``returned`` the number of orderly returns before the last
+    delivery, ``returns`` and ``waits`` are keys.
+    """
+    keys = {"returns": sql.Literal(RETURNS), "waits": sql.Literal(WAITS)}
+    parts = {"headers": _HEADERS, "returned": _RETURNED}
+    return {**keys, **{name: sql.SQL(text).format(**keys) for name, text in parts.items()}}
 
 
 @lru_cache(_KEPT)
 def statement(act: Act, queues: Sequence[str]) -> sql.Composed:
-    """Return the statement that acts on deliveries of some *queues*, in this order.
+    """Return the statement that changes deliveries of *queues*, in this order.
 
-    Each queue takes five arrays: ids, counts, times read, seconds, whether late. A delivery gives a
-    row with false if it was there, and one with true if it was done: number of its queue, id,
+    Each queue takes five arrays: ids, counts, times read, seconds, late. A delivery returns a row
+    with false if it existed, and one with true if it was changed: the number of its queue, id,
     count, and that.
     """
     parts = [(number, table(queue)) for number, queue in enumerate(queues)]
@@ -101,7 +129,7 @@ def table(queue: str) -> sql.Identifier:
 
 
 def _format(text: str, act: Act, number: int, rows: sql.Identifier) -> sql.Composed:
-    names = {"n": sql.SQL(str(number)), "table": rows, "returns": sql.Literal(RETURNS)}
+    names = {"n": sql.SQL(str(number)), "table": rows, **headers()}
     return sql.SQL(text).format(
         **names, theirs=sql.SQL(_THEIRS), act=sql.SQL(act.value).format(**names)
     )

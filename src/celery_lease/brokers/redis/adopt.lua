@@ -6,12 +6,15 @@
 --
 -- An asker that hears nothing gives up when the arrival's time is over. Adopted later than that, the
 -- message would wait for a whole visibility timeout; as it is, it waits for a reaper.
-local time = redis.call('TIME')
-local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
-if not score or tonumber(score) <= now or not arrived(ARGV[1]) then
+if not score or tonumber(score) <= now or not is_kept(ARGV[1]) then
   return 0
 end
 redis.call('ZADD', KEYS[1], now, ARGV[2])
-redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+local stored = redis.pcall('HSET', KEYS[2], ARGV[2], ARGV[3])
+if type(stored) == 'table' and stored.err then
+  redis.pcall('ZREM', KEYS[1], ARGV[2])
+  return stored
+end
+settle(ARGV[1])
 return 1

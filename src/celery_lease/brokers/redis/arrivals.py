@@ -1,74 +1,54 @@
-"""How a channel gets its messages: so that none is ever in the hands of one process alone.
+"""Receives a channel's messages, so that none ever exists in the memory of one process alone.
 
 Kombu waits with ``BRPOP``: the server takes a message out of its list and sends it, also to a
-worker that was killed a moment ago, or stopped, or cut off, and the message is gone. Here a script
-takes it and records where it is, in one step; what nobody claims within :data:`ARRIVAL` goes back.
-A script cannot wait. So the server is first asked to wait, for as long as :class:`Pause` says, at
-a list that others ring like a bell; both commands are sent at once, and kombu, which waits for the
-socket to become readable, sees no difference.
+worker that was just killed, stopped, or cut off, and the message is gone. Here a script takes the
+message and records its place in one step; without a claim within :data:`ARRIVAL` it goes back. A
+script cannot wait. So the server notifies an idle channel of messages (:mod:`.waiting`); where it
+does not, the channel polls (:mod:`.polling`). Kombu, which waits for a socket to become readable,
+sees no difference.
 
-Kombu does not tell either which list a message came from, and a topic exchange may have put the
-same one into several. And it loses what it cannot read: the error ends the worker, the text is
-gone. Here such a text is put into a list of its own, named after its queue, and the worker goes on.
+Kombu does not keep a message's list either, and a topic exchange may have put the same message into
+several. And a text that kombu cannot read is lost there: the error ends the worker. Here such a
+text is moved to a list of its own, named after its queue, and the worker goes on.
 
 Uses of kombu internals, as read in 5.5.4 and 5.7.0: ``Channel._brpop_start``, ``_brpop_read`` and
 ``handlers``, ``_in_poll``, ``_brpop_sent_at``, ``_queue_cycle`` and ``_q_for_pri``; that
-``_brpop_read`` asks ``client.parse_response`` for what was popped, and that :class:`queue.Empty`
-from it means "nothing was received".
+``_brpop_start`` is called before each wait while ``_in_poll`` is false, whether or not it sent
+anything; that ``_brpop_read`` reads the reply by ``client.parse_response``, and that
+:class:`queue.Empty` from it means "nothing was received".
 """
 
 from __future__ import annotations
 
 import logging
-import uuid
-from dataclasses import dataclass
 from queue import Empty
 from time import monotonic  # noqa: TID251  (kombu compares with it)
 from typing import TYPE_CHECKING, Any
 
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
-from redis.exceptions import (
-    ConnectionError,  # noqa: A004
-    NoScriptError,
-    ResponseError,
-)
+from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 
+from celery_lease.brokers.redis.looking import Looks
+from celery_lease.brokers.redis.polling import Polling
 from celery_lease.brokers.redis.refusals import will_pass
+from celery_lease.brokers.redis.standing import Standing
+from celery_lease.brokers.redis.watch import Refused
+from celery_lease.core.words import counted
 
 if TYPE_CHECKING:
     from celery_lease.brokers.redis.driver import RedisDriver
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a message may be on its way from its list to its claim. One that takes longer is run
-#: elsewhere, and its claim refused.
-ARRIVAL = 5.0
-#: Shortest and longest pause between two looks at empty lists, in seconds.
-SHORTEST, LONGEST = 0.004, 0.05
-#: What an error begins with that says of a queue's key that it is something else.
-WRONG_KEY = "WRONGTYPE key "
 #: Name of the list for unreadable texts, after that of the list they came from.
 SUFFIX = ".malformed"
-
-
-@dataclass(slots=True)
-class Pause:
-    """How long to leave empty lists alone: longer each time, from the last message on.
-
-    A busy queue is never waited for; an idle worker asks at most 20 times a second. A server that
-    has nothing else to do ends a pause at the next tick of its clock, of 100 ms by default.
-    """
-
-    seconds: float = 0.0
-
-    def found(self, *, message: bool) -> None:
-        """Go by whether there was a message."""
-        self.seconds = 0.0 if message else min(max(2 * self.seconds, SHORTEST), LONGEST)
+#: Seconds of polling after a temporary failure of notifications.
+AGAIN = 60.0
 
 
 def check_tag(tag: object) -> None:
-    """Make sure that a publisher's delivery tag can be a name at the server.
+    """Check that a publisher's delivery tag can be part of a name at the server.
 
     Raises:
         ValueError, TypeError: It cannot.
@@ -79,18 +59,18 @@ def check_tag(tag: object) -> None:
 
 
 class Arrivals:
-    """Feeds and watches one channel. Touched by the consuming thread only."""
+    """Receives the messages of one channel. Touched by the consuming thread only."""
 
     def __init__(self, channel: Any, driver: RedisDriver) -> None:
         self._channel = channel
         self._driver = driver
-        self._popped: tuple[bytes, bytes] | None = None  # list and text of what arrives now
-        self._queue: str | None = None  # of what is fetched now
-        self._tag = ""  # of what arrives now, or will
-        self._pause = Pause()
-        self._paused = False  # by the request under way
-        self._known = False  # to the server: the script
-        self._told: set[str] = set()  # errors that the log has
+        self._popped: tuple[bytes, bytes] | None = None  # list and text of the message at hand
+        self._queue: str | None = None  # queue of the message that basic_get fetches
+        self._looks = Looks(channel, driver)
+        self._polling = Polling(self._looks, driver.keys.bell)
+        self._standing = Standing(channel, driver, self._looks, self._told)
+        self._polls_until = 0.0  # monotonic
+        self._manner: Polling | Standing = self._standing  # of the request under way
         self._parse, self._read, self._get = (
             channel.client.parse_response,
             channel._brpop_read,  # noqa: SLF001
@@ -103,12 +83,22 @@ class Arrivals:
 
     @property
     def tag(self) -> str:
-        """Tag of the record that keeps the message at hand; empty if it was fetched directly."""
-        return "" if self._popped is None else self._tag
+        """Tag of the record that keeps the message at hand; "" if basic_get fetched it."""
+        return "" if self._popped is None else self._looks.tag
+
+    @property
+    def polls(self) -> bool:
+        """Whether this channel polls, as the server does not notify it of messages."""
+        return monotonic() < self._polls_until
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the request under way waits at the server."""
+        return bool(self._channel._in_poll) and self._manner.is_waiting  # noqa: SLF001
 
     @property
     def is_broadcast(self) -> bool:
-        """Whether the message at hand came out of no list, but by publish and subscribe."""
+        """Whether the message at hand came by publish and subscribe, and not from a list."""
         return self._popped is None and self._queue is None
 
     def origin(self, message: Any) -> tuple[str, str, str]:
@@ -116,67 +106,103 @@ class Arrivals:
         channel = self._channel
         if self._popped is not None:
             key = bytes_to_str(self._popped[0])
-            return key.rsplit(channel.sep, 1)[0], channel.global_keyprefix + key, self._tag
+            return key.rsplit(channel.sep, 1)[0], channel.global_keyprefix + key, self.tag
         queue = self._queue or ""
         priority = channel._get_message_priority(message._raw, reverse=False)  # noqa: SLF001
         return queue, channel.global_keyprefix + channel._q_for_pri(queue, priority), ""  # noqa: SLF001
 
     def recorded(self) -> None:
-        """Forget the text at hand: the broker keeps it under another name now."""
+        """Forget the message at hand: the broker has recorded it under another name."""
         self._popped = None
+
+    def hurry(self) -> None:
+        """End the wait at the server of the request under way, so that its reply comes at once."""
+        if self._channel._in_poll:  # noqa: SLF001
+            self._standing.end_wait()
+
+    def step_back(self) -> None:
+        """Pass on the queues that this channel watches: it takes no messages now."""
+        if not self._channel._in_poll:  # noqa: SLF001
+            self._standing.leave()
+
+    def change_queues(self) -> None:
+        """Read the channel's present queues from now on."""
+        self._standing.leave(self._channel.active_queues)
+        self.hurry()
+
+    def close(self) -> None:
+        """Pass on the queues that this channel watches, before it is closed.
+
+        After a lost connection nothing is sent: the next channel that looks watches them.
+        """
+        client = self._channel.__dict__.get("client")
+        if getattr(getattr(client, "connection", None), "_sock", None) is not None:
+            self.hurry()
+            self._standing.leave()
+        self._standing.close()
 
     def _brpop_start(self, timeout: float | None = None) -> None:  # noqa: ARG002  (kombu's)
         channel = self._channel
         queues = channel._queue_cycle.consume(len(channel.active_queues))  # noqa: SLF001
         if not queues:
             return
-        lists = {
-            channel.global_keyprefix + channel._q_for_pri(queue, step): queue  # noqa: SLF001
-            for step in channel.priority_steps
-            for queue in queues
-        }
-        self._tag = f"arrival#{uuid.uuid4().hex}"
-        commands = [self._driver.arrive(self._tag, ARRIVAL, lists, by_name=self._known)]
-        self._paused = self._pause.seconds > 0
-        if self._paused:
-            commands.insert(0, ("BLPOP", self._driver.keys.bell, self._pause.seconds))
+        commands, seconds = self._request(queues)
+        if not commands:
+            return
         connection = channel.client.connection
-        channel._in_poll, channel._brpop_sent_at = connection, monotonic()  # noqa: SLF001
+        channel._in_poll = connection  # noqa: SLF001
+        channel._brpop_sent_at = monotonic() + seconds  # noqa: SLF001  (kombu waits a second more)
         connection.send_packed_command(connection.pack_commands(commands))
+
+    def _request(self, queues: list[str]) -> tuple[list[tuple[Any, ...]], float]:
+        """Return the commands to be sent, and for how many seconds the server may wait."""
+        now = monotonic()
+        if now >= self._polls_until:
+            self._manner = self._standing
+            try:
+                return self._standing.ask(queues, now)
+            except Refused as refused:
+                self._begin_to_poll(refused, now)
+        self._manner = self._polling
+        return self._polling.ask(queues)
+
+    def _begin_to_poll(self, refused: Refused, now: float) -> None:
+        if self._polls_until == 0.0:
+            logger.info(
+                "this worker polls its queues up to 20 times a second while it is idle, "
+                "as the server does not notify it of messages: %s",
+                refused,
+            )
+        self._polls_until = now + AGAIN if not refused.for_good else float("inf")
+        self._standing.leave()
+
+    def _told(self) -> None:
+        """Read the queues at once: the server has notified the watch connection of a change."""
+        channel = self._channel
+        if self.is_waiting:
+            self._standing.end_wait()
+        elif not channel._in_poll and channel.qos.can_consume():  # noqa: SLF001
+            connection = channel.client.connection
+            if connection is not None and connection._sock is not None:  # noqa: SLF001
+                self._brpop_start()
 
     def _parse_response(self, connection: Any, command_name: str, **options: Any) -> Any:
         if command_name != "BRPOP":
             return self._parse(connection, command_name, **options)
+        if not self._channel._in_poll:  # noqa: SLF001
+            connection.can_read(0)  # raises if it has ended; else the next reply follows
+            self._standing.hint()
+            return None
         try:
-            self._popped = self._parse_arrival(connection, **options)
+            self._popped = self._manner.answer(
+                lambda name: self._parse(connection, name, **options), monotonic()
+            )
         except ResponseError as exc:
             if not will_pass(exc):
                 raise
-            # For Celery an unknown error is the end of the worker, a lost connection is not.
+            # Celery ends the worker at an unknown error, but not at a lost connection.
             raise ConnectionError(f"no message: {exc}") from exc
-        self._pause.found(message=self._popped is not None)
         return self._popped
-
-    def _parse_arrival(self, connection: Any, **options: Any) -> Any:
-        if self._paused:
-            self._parse(connection, "BLPOP", **options)
-        try:
-            reply = self._parse(connection, "BRPOP", **options)
-        except NoScriptError:
-            self._known = False
-            return None
-        except ResponseError as exc:
-            if not str(exc).startswith(WRONG_KEY):
-                raise
-            self._tell_once(str(exc))
-            return None
-        self._known = True
-        return reply
-
-    def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            logger.error("no messages from one queue, the others go on: %s", text)
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
@@ -189,8 +215,8 @@ class Arrivals:
             self._set_aside(*self._popped)
             raise Empty from None
         else:
-            if self._popped is not None:  # by a consumer that acknowledges nothing
-                self._driver.complete([self._tag])
+            if self._popped is not None:  # its consumer is no_ack
+                self._driver.complete([self.tag])
             return received
         finally:
             self._popped = None
@@ -203,7 +229,7 @@ class Arrivals:
             self._queue = None
 
     def _is_readable(self, text: bytes) -> bool:
-        """Whether kombu can make a message of *text*, and the server keep a record of it."""
+        """Whether kombu can decode *text* as a message, and the server can record it."""
         try:
             message = self._channel.Message(loads(bytes_to_str(text)), channel=self._channel)
             message.delivery_info["exchange"], message.delivery_info["routing_key"]
@@ -220,5 +246,6 @@ class Arrivals:
             # The log is the only place left.
             logger.critical("unreadable text of %r not set aside: %s: %r", key, exc, text)
         else:
-            self._driver.complete([self._tag])
-            logger.error("no message: text of %d bytes from %r moved to %r", len(text), key, name)
+            self._driver.complete([self.tag])
+            size = counted(len(text), "byte")
+            logger.error("no message: text of %s from %r moved to %r", size, key, name)

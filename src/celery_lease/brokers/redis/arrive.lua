@@ -1,37 +1,126 @@
 -- Take the next message from the first of some lists that has one, and record where it is now.
 --
--- KEYS: unacked index, unacked, leases, claims, bell, lists
--- ARGV: tag, seconds, and the name of each list's queue
--- Returns: the list and the message's text; or, if there is none, nil, or an error that begins with
--- WRONGTYPE and names a key that is no list, which does not keep others from theirs.
+-- KEYS: unacked index, unacked, leases, claims, bell of those that poll, lists, and for each queue
+--       of a channel that waits its watcher and its bell
+-- ARGV: tag, seconds, number of lists, id of the channel or nothing if it polls, what it says of
+--       itself (letters: i it is idle, w it watches, t it takes over, r it renews), the number of
+--       the queue whose bell it heard or 0, and the name of each list's queue
+-- Returns: the list and the message's text. If there is none, to a channel that polls nil or an
+--       error that begins with WRONGTYPE and names a key that is no list; to one that waits an
+--       empty text and, as lines, the numbers of the queues that it watches, how many keys are no
+--       lists, and the error of one of them. Such a key does not keep others from theirs.
 --
 -- From its list into the record in one step: whoever asked may be dead by now. What is not claimed,
 -- or taken by a consumer without leases, before the seconds are over goes back as it came, by a
 -- reaper. The text is stored in kombu's form, so that a plain kombu sweep can restore it too.
 -- Where there is one message there are often more. Whoever takes one and leaves some rings for one
 -- of those that wait, or it would have filled its window before the first of them looks again.
-local time = redis.call('TIME')
-local wrong
-for i = 6, #KEYS do
-  local text = redis.pcall('RPOP', KEYS[i])
+--
+-- One idle channel watches a queue, the others stand in line at its bell. A watcher that takes a
+-- message passes its place to the first in line: for PASSING ms nobody else may have it, so that
+-- messages go round. A bell that nobody took meanwhile shows that nobody stands in line.
+local WATCHING, PASSING, RINGING = 30000, 1000, 10  -- ms, ms, seconds
+local lists, me, says, heard = tonumber(ARGV[3]), ARGV[4], ARGV[5], tonumber(ARGV[6])
+local queues = (#KEYS - 5 - lists) / 2
+local wrong, wrongs = '', 0
+
+local function is_so(letter)
+  return string.find(says, letter, 1, true) ~= nil
+end
+
+local function watcher(number)
+  return KEYS[4 + lists + 2 * number]
+end
+
+local function bell(number)
+  return KEYS[5 + lists + 2 * number]
+end
+
+local function ring(number)
+  if redis.pcall('EXISTS', bell(number)) == 0 then
+    redis.pcall('RPUSH', bell(number), '')
+    redis.pcall('EXPIRE', bell(number), RINGING)
+  end
+end
+
+-- Have others come for what is left of a list, and pass on what this channel watches, or was to.
+local function ring_for(i)
+  local left = redis.call('EXISTS', KEYS[i]) == 1
+  if me == '' then
+    if left and redis.call('EXISTS', KEYS[5]) == 0 then
+      redis.pcall('RPUSH', KEYS[5], '')
+    end
+    return
+  end
+  local passes = is_so('w')
+  for number = passes and 1 or heard, passes and queues or heard do
+    local holder = number > 0 and redis.pcall('GET', watcher(number))
+    if passes and holder == me or number == heard and holder == '' then
+      redis.pcall('SET', watcher(number), '', 'PX', PASSING)
+      ring(number)
+    end
+  end
+  if left then
+    ring((i - 6) % queues + 1)
+  end
+end
+
+-- Whether this channel watches a queue from now on, or still.
+local function is_mine(number)
+  local holder = redis.pcall('GET', watcher(number))
+  if type(holder) == 'table' or holder == me and not is_so('r') then
+    return holder == me
+  end
+  if holder == me or not holder or is_so('t') or holder == ''
+      and (heard == number or redis.call('DEL', bell(number)) == 1) then
+    redis.call('HDEL', KEYS[2], '')
+    return redis.pcall('SET', watcher(number), me, 'PX', WATCHING).err == nil
+  end
+  return false
+end
+
+local function nothing()
+  if me == '' then
+    return wrongs > 0 and redis.error_reply(wrong)
+  end
+  local mine = {}
+  for number = 1, queues do
+    if is_mine(number) then
+      mine[#mine + 1] = number
+    end
+  end
+  return {'', table.concat(mine, ' ') .. '\n' .. wrongs .. '\n' .. wrong}
+end
+
+-- What an idle channel asks from time to time adds up; this is one command, whatever its lists.
+if is_so('i') and redis.call('EXISTS', unpack(KEYS, 6, 5 + lists)) == 0 then
+  return nothing()
+end
+for i = 6, 5 + lists do
+  local text = redis.pcall('LINDEX', KEYS[i], -1)
   if type(text) == 'table' then
     if not string.find(text.err, 'WRONGTYPE', 1, true) then
       return text
     end
-    wrong = wrong or 'WRONGTYPE key ' .. KEYS[i] .. ' is no list of messages: ' .. text.err
+    wrong = 'WRONGTYPE key ' .. KEYS[i] .. ' is no list of messages: ' .. text.err
+    wrongs = wrongs + 1
   elseif text then
-    local queue = ARGV[i - 3]
+    local queue = ARGV[i + 1]
     local suffix = ', "", ' .. cjson.encode(queue) .. ']'
-    local expiry = tonumber(time[1]) + tonumber(time[2]) / 1000000 + tonumber(ARGV[2])
-    redis.call('ZADD', KEYS[1], expiry, ARGV[1])
-    redis.call('HSET', KEYS[2], ARGV[1], '[' .. text .. suffix)
-    redis.call('ZADD', KEYS[3], expiry, ARGV[1])
-    redis.call('HSET', KEYS[4], ARGV[1],
+    local expiry = now + tonumber(ARGV[2])
+    redis.call('HDEL', KEYS[2], '')
+    local err = keep(ARGV[1], expiry, '[' .. text .. suffix,
       cjson.encode({arriving = true, cut = #suffix, key = KEYS[i], queue = queue}))
-    if redis.call('EXISTS', KEYS[i]) == 1 and redis.call('EXISTS', KEYS[5]) == 0 then
-      redis.call('RPUSH', KEYS[5], '')
+    if err then
+      return err
     end
+    local taken = redis.pcall('LTRIM', KEYS[i], 0, -2)
+    if taken.err then
+      settle(ARGV[1])
+      return taken
+    end
+    ring_for(i)
     return {KEYS[i], text}
   end
 end
-return wrong and redis.error_reply(wrong) or false
+return nothing()

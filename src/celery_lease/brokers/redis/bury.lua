@@ -1,7 +1,7 @@
 -- Move a claimed message to a dead-letter queue, only if its claim is still the asker's.
 --
 -- KEYS: unacked index, unacked, leases, claims, refusals, names of the dead-letter queues
--- ARGV: tag, key of the dead-letter queue, its name
+-- ARGV: tag, key of the dead-letter queue, its name, what the letter is about as JSON
 -- Returns: 1 (there now, also by an earlier call that was not answered) or 0 (lost; nothing
 -- changed).
 --
@@ -17,17 +17,29 @@ local value, record = held(tag)
 if not value then
   return 0
 end
-local claim = cjson.decode(record)
+local claim = read(record)
+if not claim then
+  return redis.error_reply('ERR ' .. UNREADABLE)
+end
 local payload = string.sub(value, 2, -(claim.cut + 1))
-local losses = table.concat(redis.call('LRANGE', history(tag), 0, -1), ', ')
+local past = redis.pcall('LRANGE', history(tag), 0, -1)
 local letter = '{"lease": "000000:000000", "dead": {' .. string.format('"at": %.3f', now)
   .. ', "deliveries": ' .. string.format('%d', claim.deliveries)
   .. ', "losses": ' .. string.format('%d', claim.losses)
   .. ', "queue": ' .. cjson.encode(claim.queue) .. ', "key": ' .. cjson.encode(claim.key)
-  .. ', "history": [' .. losses .. ']}, ' .. string.sub(payload, PAYLOAD_FROM)
-redis.call('LPUSH', ARGV[2], letter)
-redis.call('SADD', KEYS[6], ARGV[3])
-redis.call('ZADD', KEYS[5], now, note)
-redis.call('DEL', history(tag))
+  .. ', "about": ' .. ARGV[4]
+  .. ', "history": [' .. (past.err and '' or table.concat(past, ', ')) .. ']}, '
+  .. string.sub(payload, PAYLOAD_FROM)
+redis.call('ZADD', KEYS[5], 'XX', now, note)  -- changes nothing; fails here, if at all
+local is_new = redis.call('SADD', KEYS[6], ARGV[3]) == 1
+local pushed = redis.pcall('LPUSH', ARGV[2], letter)
+if type(pushed) == 'table' and pushed.err then
+  if is_new then
+    redis.pcall('SREM', KEYS[6], ARGV[3])
+  end
+  return pushed
+end
 settle(tag)
+redis.pcall('ZADD', KEYS[5], now, note)
+redis.pcall('DEL', history(tag))
 return 1

@@ -1,7 +1,7 @@
-"""Kombu's record of unacknowledged messages on one channel, with leases for those that want one.
+"""Kombu's record of a channel's unacknowledged messages, with leases for leased tasks.
 
-Messages without a lease are recorded as kombu does it. What is done with a leased one is
-decided by a :class:`~celery_lease.core.delivery.Holder`; this class only tells it what kombu asks.
+Messages without a lease are recorded as in kombu. A :class:`~celery_lease.core.delivery.Holder`
+decides about a leased message; this class only passes kombu's calls to it.
 
 Uses of kombu internals, as read in 5.5.4 and 5.7.0: ``Channel.qos``,
 ``QoS._delivered/_dirty``, ``Message._raw``, and that a ``queue.Empty`` raised while a
@@ -19,57 +19,61 @@ from kombu.utils.json import dumps
 
 from celery_lease.brokers.redis.arrivals import Arrivals, check_tag
 from celery_lease.brokers.redis.attempt import Attempt
-from celery_lease.brokers.redis.refusals import will_pass
-from celery_lease.brokers.settling import SettlingQoS
+from celery_lease.brokers.settling import LeasingChannel, SettlingQoS, when_leasing
 from celery_lease.core.delivery import Answer
-
-__all__ = ["LeaseQoS", "end_receiving", "lease_messages", "will_pass"]
+from celery_lease.core.keys import KeyAnswer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery_lease.brokers.redis.driver import RedisDriver
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Holder
 
-#: Longest wait for the reply to a request for a message, in seconds; the server has it in a moment.
+#: Longest wait for the reply to a request for a message, in seconds; usually it is there at once.
 LAST_REPLY = 2.0
 
 
 class LeaseQoS(SettlingQoS, kombu_redis.QoS):
-    """Claims leased messages on arrival.
+    """Claims leased messages when they are received.
 
-    Kombu's own rule for ``_delivered`` and ``_dirty``, which several threads touch, is kept.
+    Kombu's rules for ``_delivered`` and ``_dirty``, which several threads touch, are kept.
     """
 
     driver: RedisDriver
-    clock: Clock
     arrivals: Arrivals
 
-    def can_consume(self) -> bool:
-        """Tell whether another message may be taken, or the reply read to the last request.
+    @when_leasing
+    def may_take(self, window: Callable[[], bool]) -> bool:
+        """Return whether another message may be taken, or the reply to the last request read.
 
-        That is read in any case: the message in it would wait for a reaper, and kombu 5.5 looks at
-        a reply that it may not read again and again.
+        A reply is always read: its message would wait for a reaper, and kombu 5.5 looks at an
+        unread reply again and again. A channel that may take nothing gives up its roles.
         """
-        return bool(self.channel._in_poll) or (  # type: ignore[attr-defined]  # noqa: SLF001
-            not self.holder.backlogged and super().can_consume()
-        )
+        if self.channel._in_poll:  # type: ignore[attr-defined]  # noqa: SLF001
+            return True
+        may = bool(super().may_take(window))
+        if not may:
+            self.arrivals.step_back()
+        return may
 
+    @when_leasing
     def append(self, message: Any, delivery_tag: str) -> None:
-        """Record a delivery: under a lease if the holder names terms for it.
+        """Record a delivery, under a lease if the holder has terms for it.
 
         Raises:
-            queue.Empty: The record was not confirmed. The message is on its way back to its queue
-                and nobody here will see it.
-            ValueError, TypeError: Its delivery tag is none.
+            queue.Empty: The record was not confirmed. The message goes back to its queue, and is
+                not delivered here; or it is parked.
+            ValueError, TypeError: Its delivery tag is unusable.
         """
         check_tag(delivery_tag)
         if self.arrivals.is_broadcast:
-            # Of no list, so it has none to return to: kept in memory, as long as this worker lives.
+            # It has no list to return to: kept in memory, as long as this worker lives.
             super(kombu_redis.QoS, self).append(message, delivery_tag)
             return
-        if self.arrivals.tag and not super().can_consume():
-            # The window shrank while it was asked for, as after an ETA. If this is not answered, a
-            # reaper returns it.
+        if self.arrivals.tag and not self._has_room():
+            # Since the request the window has shrunk, as after an ETA, or the worker has begun to
+            # drain or to stop. Without an answer to this call a reaper returns the message.
             self.driver.hand_back([self.arrivals.tag])
             raise Empty
         terms = self.holder.terms(message)
@@ -82,10 +86,16 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
             self.holder.unclaimed(attempt)
             raise Empty
         self.arrivals.recorded()
+        if isinstance(claim, KeyAnswer):
+            self.holder.parked(message, attempt.queue, claim.by)
+            raise Empty
         message.delivery_tag = claim.tag
         self.leased.add(claim.tag)
         super(kombu_redis.QoS, self).append(message, claim.tag)
         self.holder.claimed(claim, message)
+
+    def _has_room(self) -> bool:
+        return not self.holder.backlogged and kombu_redis.QoS.can_consume(self)
 
     def _append_plain(self, message: Any, delivery_tag: str) -> None:
         arrival = self.arrivals.tag
@@ -99,42 +109,58 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
         self.arrivals.recorded()
         super(kombu_redis.QoS, self).append(message, delivery_tag)
 
+    @when_leasing
     def restore_unacked(self, client: Any = None) -> None:
-        """Return what nobody will work on any more; the channel is being closed."""
+        """Return messages that no task will work on; the channel is being closed."""
         self.return_idle()
-        if self._delivered:  # kombu would connect for nothing, and to a broker that may be gone
+        if self._delivered:  # kombu would connect for nothing, perhaps to a broker that is gone
             super().restore_unacked(client)
 
+    @when_leasing
     def restore_visible(self, *_: Any, **__: Any) -> None:
-        """Leave the sweep to the reaper, which returns what kombu would, and sooner.
+        """Do nothing: the reaper returns kombu's unacknowledged messages, and sooner.
 
-        It has no mutex: kombu's, left without expiry, ends all of kombu's sweeps for good.
+        It needs no mutex: a mutex of kombu without an expiry ends all of kombu's sweeps for good.
         """
 
 
-def lease_messages(channel: Any, driver: RedisDriver, holder: Holder, clock: Clock) -> LeaseQoS:
-    """Make a live kombu *channel* lease the messages that *holder* has terms for.
+class Leasing(LeasingChannel):
+    """Requests messages so that none ever exists in the memory of one process alone."""
 
-    The channel's ``QoS`` object stays the same one, with its counts, its prefetch limit and what
-    others have put on it, and only changes its class. To be called before consuming starts.
-    """
-    driver.follow(channel)
-    qos = channel.qos
-    qos.__class__ = LeaseQoS
-    qos.driver, qos.holder, qos.clock = driver, holder, clock
-    qos.arrivals, qos.leased = Arrivals(channel, driver), set()
-    return qos  # type: ignore[no-any-return]
+    QoS = LeaseQoS
+
+    def begin_leases(self: Any, driver: Any, holder: Holder, clock: Clock) -> None:
+        """Lease messages of the server that this channel uses."""
+        driver.follow(self)
+        self.qos.arrivals = Arrivals(self, driver)
+        super().begin_leases(driver, holder, clock)
+
+    @when_leasing
+    def _update_queue_cycle(self: Any) -> None:
+        """Read other queues from now on; kombu calls it when a consumer was added or cancelled."""
+        super()._update_queue_cycle()  # type: ignore[misc]
+        self.qos.arrivals.change_queues()
+
+    @when_leasing
+    def close(self: Any) -> None:
+        """End a wait at the server first: kombu would wait for the reply."""
+        self.qos.arrivals.close()
+        super().close()  # type: ignore[misc]
 
 
 def end_receiving(channel: Any) -> None:
-    """Read the reply to a request under way: the message in it would have to wait for a reaper.
+    """Read the reply to a request under way: otherwise its message would wait for a reaper.
 
-    Kombu does so when it closes the channel, which in a stopping worker is after its last task.
-    The server answers in a moment; one that does not is left to kombu.
+    Kombu does so when it closes the channel, which in a stopping worker is after its last task. The
+    server answers at once; one that does not is left to kombu.
     """
-    connection = getattr(channel.client, "connection", None)
-    if not channel._in_poll or connection is None:  # noqa: SLF001
+    if channel.connection is None:  # closed
         return
-    with suppress(Empty, OSError, *channel.connection_errors):
-        if connection.can_read(timeout=LAST_REPLY):
-            channel._brpop_read()  # noqa: SLF001
+    connection = getattr(channel.client, "connection", None)
+    arrivals = channel.qos.arrivals
+    if channel._in_poll and connection is not None:  # noqa: SLF001
+        arrivals.hurry()
+        with suppress(Empty, OSError, *channel.connection_errors):
+            if connection.can_read(timeout=LAST_REPLY):
+                channel._brpop_read()  # noqa: SLF001
+    arrivals.step_back()

@@ -1,7 +1,7 @@
-"""Checkpoints on Redis and Valkey, be it the result backend's server or the broker's.
+"""Checkpoints on Redis and Valkey, at the result backend's server or the broker's.
 
-One hash for each task id, one script, and so one step from the comparison of fencing tokens to the
-write. Works where scripts take one key of any name, clusters included.
+One hash for each task id, and one script that compares fencing tokens and writes in one step. Works
+where scripts may take one key of any name, clusters included.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ import redis
 
 from celery_lease.brokers.redis.client import Lines, pool_like
 from celery_lease.brokers.redis.keys import Keys
+from celery_lease.brokers.redis.refusals import is_replica
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Seconds that a checkpoint outlives its last save while the task may still go on, whatever the
-#: results' expiry: the next run may wait in a queue, or save seldom.
+#: Seconds that a checkpoint is kept after its last save while the task may go on, even if results
+#: expire sooner: the next run may wait in a queue, or save seldom.
 LEAST_KEPT = 86400
 
-#: Seconds that the fence stands after a success. A former holder is ended when its lease expires;
-#: only one that is paused whole, with its worker, comes back later than this.
+#: Seconds that the fence stays after a success. A former holder is ended when its lease expires;
+#: only one that is paused as a whole, with its worker, comes back later than this.
 FENCE_KEPT = 600
 
 
 class RedisCheckpoints:
-    """Checkpoints in one database. Thread-safe, and safe across a fork as the client's pool is."""
+    """Checkpoints in one database. Thread-safe, and safe across a fork, as the client's pool is."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class RedisCheckpoints:
         expires: int,
         failure_expires: int,
     ) -> None:
-        """*key* makes the full key of a task id; results expire in so many seconds, 0 for never."""
+        """*key* makes the full key of a task id; both times are seconds, 0 for never."""
         self.name = name
         self._key = key
         self._expires = expires
@@ -48,19 +49,24 @@ class RedisCheckpoints:
         self._script = self._lines.client.register_script(_source())
 
     def save(self, task_id: str, token: int, text: str) -> bool:
-        """Keep *text*; False: a run with a larger token was here."""
+        """Store *text*; False: a run with a larger token has used the checkpoint."""
         return self._run("save", task_id, token, self._kept, text)[0]
 
     def load(self, task_id: str, token: int) -> tuple[bool, str | bytes | None]:
-        """Return whether no run with a larger token was here, and the text, if any."""
+        """Return whether no run with a larger token has used it, and the text, or None."""
         return self._run("load", task_id, token, self._kept)
 
+    def peek(self, task_id: str) -> str | bytes | None:
+        """Return the text, if any; the fence stays as it is."""
+        text: Any = self._lines.call(lambda client: client.hget(self._key(task_id), "text"))
+        return text  # type: ignore[no-any-return]
+
     def forget(self, task_id: str, token: int) -> bool:
-        """Remove the text; False as in :meth:`save`."""
+        """Delete the text; False as in :meth:`save`."""
         return self._run("forget", task_id, token, FENCE_KEPT)[0]
 
     def retire(self, task_id: str, token: int) -> bool:
-        """Let the text expire when a failure of now does; False as in :meth:`save`."""
+        """Let the text expire with a failed result; False as in :meth:`save`."""
         return self._run("retire", task_id, token, self._failure_expires)[0]
 
     @property
@@ -68,11 +74,15 @@ class RedisCheckpoints:
         return max(self._expires, LEAST_KEPT) if self._expires else 0
 
     def _run(self, command: str, task_id: str, *args: Any) -> tuple[bool, str | bytes | None]:
-        """Run the script; once more if the connection broke, for every command may be repeated."""
+        """Run the script; once more if the connection broke, as every command may be repeated."""
         keys, values = [self._key(task_id)], [command, *args]
         try:
             reply = self._call(keys, values)
-        except (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError):
+        except redis.RedisError as exc:
+            if not (
+                is_replica(exc) or isinstance(exc, (redis.ConnectionError, redis.TimeoutError))
+            ):
+                raise
             reply = self._call(keys, values)
         return reply[0] == 1, reply[1]
 
@@ -84,7 +94,7 @@ class RedisCheckpoints:
 
 
 def connect(channel: Any, expires: int) -> RedisCheckpoints:
-    """Keep checkpoints beside the messages of a kombu *channel*."""
+    """Store checkpoints beside the messages of a kombu *channel*."""
     unacked = Keys.of(channel).unacked
     return RedisCheckpoints(
         pool_like(channel),

@@ -1,12 +1,13 @@
-"""Redis connections of the driver's own, like kombu's but bounded in time.
+"""The driver's own Redis connections, like kombu's but bounded in time.
 
 Kombu's client is not used for commands: it prefixes only some of them, has no socket timeout by
-default, and belongs to the channel that may be closed while leases live on.
+default, and belongs to a channel that may be closed while leases live on.
 """
 
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import redis
@@ -14,23 +15,27 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
+from celery_lease.brokers.redis.refusals import is_replica
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
 
-#: Longest wait for one answer, in seconds, where no lease asks for a shorter one.
+#: Longest wait for one answer, in seconds, unless a lease has less time.
 ANSWER_TIMEOUT = 5.0
-#: The same for a sentinel, which answers from memory, and of which the next can be asked.
+#: The same for a sentinel, which answers from memory and has peers to ask.
 SENTINEL_TIMEOUT = 1.0
-#: Calls under way at once, each on a connection of its own; pools of many threads have to queue.
+#: The name of these connections in the server's list of clients.
+NAME = "celery-lease"
+#: Calls under way at once, each on a connection of its own; further calls wait.
 CONNECTIONS = 8
 
 _BOUNDS = {"socket_timeout": ANSWER_TIMEOUT, "socket_connect_timeout": ANSWER_TIMEOUT}
 
 
 def address(channel: Any) -> tuple[object, ...]:
-    """Return what tells the server and database of a kombu *channel* from all others."""
+    """Return facts that identify the server and database of a kombu *channel*."""
     pool = channel.pool
     facts = tuple(pool.connection_kwargs.get(name) for name in ("host", "port", "path", "db"))
     if isinstance(pool, SentinelConnectionPool):
@@ -38,10 +43,11 @@ def address(channel: Any) -> tuple[object, ...]:
     return facts
 
 
-def pool_like(channel: Any) -> redis.ConnectionPool:
-    """Return a new pool to the server that a kombu *channel* talks to, Sentinel included.
+def pool_like(channel: Any, *, old_protocol: bool = False) -> redis.ConnectionPool:
+    """Return a new pool for the server of a kombu *channel*, Sentinel included.
 
-    Without retries: a caller here knows better than the client whether it is still worth asking.
+    Without retries: the caller knows better than the client whether a repetition is still useful.
+    *old_protocol* selects RESP2, whatever the channel uses.
     """
     theirs = channel.pool
     options = {
@@ -49,14 +55,18 @@ def pool_like(channel: Any) -> redis.ConnectionPool:
         **_BOUNDS,
         "retry": Retry(NoBackoff(), 0),
         "retry_on_timeout": False,
-        "health_check_interval": 0,  # a call says as much as a ping before it
-        "client_name": "celery-lease",
+        "health_check_interval": 0,  # a call reveals as much as a ping before it
+        "redis_connect_func": _introduce(theirs.connection_kwargs.get("redis_connect_func")),
         "connection_class": theirs.connection_class,
         "max_connections": CONNECTIONS + 1,
     }
+    if old_protocol:  # redis-py refuses its maintenance notifications there
+        options = {name: each for name, each in options.items() if "notifications" not in name}
+        options["protocol"] = 2
     if "path" in options:
-        del options["socket_connect_timeout"]  # a unix socket knows none
+        del options["socket_connect_timeout"]  # a unix socket has none
     options.pop("connection_pool", None)
+    options.pop("client_name", None)
     if isinstance(theirs, SentinelConnectionPool):
         manager = _sentinel_like(theirs.sentinel_manager)
         return SentinelConnectionPool(  # type: ignore[no-untyped-call]
@@ -65,8 +75,28 @@ def pool_like(channel: Any) -> redis.ConnectionPool:
     return redis.ConnectionPool(**options)
 
 
+def close_pool(pool: redis.ConnectionPool) -> None:
+    """Close all connections of a *pool*, and its connections to sentinels."""
+    pool.disconnect()
+    if isinstance(pool, SentinelConnectionPool):
+        for sentinel in pool.sentinel_manager.sentinels:
+            sentinel.connection_pool.disconnect()
+
+
+def _introduce(theirs: Callable[[Any], None] | None) -> Callable[[Any], None]:
+    """Return a function that prepares a new connection, and names it if the server allows that."""
+
+    def introduce(connection: Any) -> None:
+        connection.on_connect() if theirs is None else theirs(connection)
+        with suppress(redis.ResponseError):
+            connection.send_command("CLIENT", "SETNAME", NAME)
+            connection.read_response()
+
+    return introduce
+
+
 def _sentinel_like(theirs: Any) -> Any:
-    """Return a way of our own to the sentinels: kombu closes its one with the channel."""
+    """Return a sentinel client of our own: kombu closes its client with the channel."""
     bounds = dict.fromkeys(_BOUNDS, SENTINEL_TIMEOUT)
     options = {**theirs.sentinel_kwargs, **bounds, "retry": Retry(NoBackoff(), 0)}
     nodes = [each.connection_pool.connection_kwargs for each in theirs.sentinels]
@@ -75,10 +105,10 @@ def _sentinel_like(theirs: Any) -> Any:
 
 
 class Lines:
-    """Connections for calls from any thread, so many at once; one more for the most urgent caller.
+    """Connections for calls from any thread, limited in number; one more for urgent calls.
 
-    A call that finds all of them busy waits its turn. After a server has called itself a replica
-    nothing is kept of it: behind the same name the next connection may find its successor.
+    A call that finds all of them busy waits. After a server has answered as a replica, its idle
+    connections are closed: the next one to the same name may reach its successor.
     """
 
     def __init__(self, pool: redis.ConnectionPool) -> None:
@@ -88,10 +118,10 @@ class Lines:
         self._urgent = redis.Redis(connection_pool=pool)
         self._connection: Any = pool.make_connection()
         self._urgent.connection = self._connection  # type: ignore[assignment]
-        self._lock = threading.Lock()  # the urgent connection is one caller's; held in its call
+        self._lock = threading.Lock()  # held during a call on the urgent connection
 
     def call(self, command: Callable[[redis.Redis], T]) -> T:
-        """Run *command* with a client.
+        """Run *command* with a client from the pool.
 
         Raises:
             redis.RedisError: It failed, was not answered in time, or no connection became free.
@@ -100,8 +130,9 @@ class Lines:
             raise redis.TimeoutError("all connections for leases are busy")
         try:
             return command(self.client)
-        except redis.ReadOnlyError:
-            self._pool.disconnect(inuse_connections=False)
+        except redis.ResponseError as exc:
+            if is_replica(exc):
+                self._pool.disconnect(inuse_connections=False)
             raise
         finally:
             self._free.release()
@@ -109,35 +140,33 @@ class Lines:
     def call_within(self, command: Callable[[redis.Redis], T], timeout: float) -> T:
         """Run *command* with a client that waits at most *timeout* seconds for an answer.
 
-        The calls queue up rather than mix their answers on the one socket.
+        Calls wait for each other, as they share one socket.
         """
         with self._lock:
             _bound(self._connection, timeout)
-            self._connection.connect()  # by itself it would not ask the sentinels for the address
+            self._connection.connect()  # the client by itself asks no sentinel for the address
             try:
                 return command(self._urgent)
-            except redis.ReadOnlyError:
-                self._connection.disconnect()
+            except redis.ResponseError as exc:
+                if is_replica(exc):
+                    self._connection.disconnect()
                 raise
 
     def close(self) -> None:
         """Close all connections."""
         self._connection.disconnect()
-        self._pool.disconnect()
-        if isinstance(self._pool, SentinelConnectionPool):
-            for sentinel in self._pool.sentinel_manager.sentinels:
-                sentinel.connection_pool.disconnect()
+        close_pool(self._pool)
 
 
 def _bound(connection: Any, timeout: float) -> None:
-    """Let the next answer on *connection* take *timeout* seconds; drop a socket that has ended."""
+    """Limit the next answer on *connection* to *timeout* seconds; drop a socket that has ended."""
     connection.socket_timeout = timeout
     if hasattr(connection, "socket_connect_timeout"):
         connection.socket_connect_timeout = timeout
     if getattr(connection, "_sock", None) is None:
         return
     try:
-        ended = connection.can_read(0)  # nothing was asked: what can be read is the end
+        ended = connection.can_read(0)  # nothing was asked: readable data is the end
         connection._sock.settimeout(timeout)  # noqa: SLF001  (can_read sets it back)
     except (redis.RedisError, OSError, AttributeError):
         ended = True

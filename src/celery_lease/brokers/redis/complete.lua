@@ -9,7 +9,6 @@ for i, tag in ipairs(ARGV) do
   if answers[i] == 1 then
     redis.call('HDEL', KEYS[2], tag)
   end
-  redis.call('ZREM', KEYS[3], tag)
-  redis.call('HDEL', KEYS[4], tag)
+  forget(tag)
 end
 return answers

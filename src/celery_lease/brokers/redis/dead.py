@@ -1,7 +1,7 @@
-"""What lies in dead-letter queues, for people: to look at, to send back, to throw away.
+"""Reads the dead-letter queues, and replays or discards dead letters.
 
-A dead letter is found by its task's id, which is in its text, so looking for one reads the queue.
-Moving one is a script: it is in one list or in the other.
+A dead letter is found by its task's id, which is in its text, so a search reads the whole queue. A
+script moves a letter: it is in exactly one list.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from celery_lease.brokers.redis.attempt import OURS
 from celery_lease.core.dead import DeadLetter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from celery_lease.brokers.redis.driver import RedisDriver
 
@@ -32,13 +32,13 @@ class RedisDeadLetters:
         self._driver = driver
 
     def queues(self, likely: Sequence[str] = ()) -> list[str]:
-        """Return the names of the queues that hold something."""
+        """Return the names of the dead-letter queues that are not empty."""
         del likely
         names: Any = self._driver.call(lambda client: client.smembers(self._driver.keys.graveyards))
         return sorted(map(bytes_to_str, names))
 
     def letters(self, queue: str) -> Iterator[DeadLetter]:
-        """Yield what lies in a *queue*, the oldest first; what is no message is passed over."""
+        """Yield the dead letters of a *queue*, the oldest first; other texts are skipped."""
         key = self._driver.keys.prefix + queue
         last = -1
         while page := self._page(key, last):
@@ -48,13 +48,13 @@ class RedisDeadLetters:
             last -= len(page)
 
     def retry(self, letter: DeadLetter) -> bool:
-        """Send a letter back to the queue it came from; False: it is not there any more."""
+        """Replay a letter to its own queue; False: it is no longer there."""
         payload = json.loads(letter.text)
         text = dumps({key: value for key, value in payload.items() if key not in OURS})
         return self._move(letter, letter.key or self._driver.keys.prefix + letter.origin, text)
 
     def purge(self, letter: DeadLetter) -> bool:
-        """Throw a letter away; False: it is not there any more."""
+        """Discard a letter; False: it is no longer there."""
         return self._move(letter, "", "")
 
     def _page(self, key: str, last: int) -> list[bytes]:
@@ -66,15 +66,20 @@ class RedisDeadLetters:
         return self._driver.exhume(letter.queue, source, target or source, letter.text, text)
 
 
+def _correlation(payload: Mapping[str, Any]) -> str:
+    return payload["properties"].get("correlation_id") or ""
+
+
 def _letter(queue: str, text: bytes) -> DeadLetter | None:
-    """Read a text; also of a message that something else put into the queue."""
+    """Parse a text, also that of a message from another program; None: it is none."""
     try:
         payload = json.loads(text)
         dead, headers = payload.get("dead") or {}, payload.get("headers") or {}
+        about = dead.get("about") or {}
         delivery = payload["properties"].get("delivery_info") or {}
         return DeadLetter(
-            task_id=str(headers.get("id") or payload["properties"].get("correlation_id") or ""),
-            task=str(headers.get("task") or ""),
+            task_id=str(headers.get("id") or about.get("id") or _correlation(payload)),
+            task=str(headers.get("task") or about.get("task") or ""),
             queue=queue,
             origin=dead.get("queue") or delivery.get("routing_key") or "",
             key=dead.get("key") or "",

@@ -1,7 +1,7 @@
-"""The lease commands of Redis and Valkey: run a script, translate what comes back.
+"""The driver for Redis and Valkey: runs scripts and translates their replies.
 
-Nothing here decides. Errors of the client library stop in this module: whatever was not answered
-clearly is :attr:`Answer.UNKNOWN`.
+It decides nothing. Errors of the client library stop in this module: without a clear answer the
+result is :attr:`Answer.UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,26 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from celery_lease.brokers.redis import scripts
+from kombu.utils.encoding import bytes_to_str
+
+from celery_lease.brokers.redis import (
+    channel as channels,
+    exclusive as exclusive_keys,
+    permissions,
+    refusals,
+    scripts,
+)
 from celery_lease.brokers.redis.client import ANSWER_TIMEOUT, Lines, address, pool_like
 from celery_lease.brokers.redis.dead import RedisDeadLetters
 from celery_lease.brokers.redis.keys import Keys
 from celery_lease.brokers.redis.plain import PlainSweep
 from celery_lease.brokers.redis.records import RedisRecords
-from celery_lease.core.delivery import (
-    Answer,
-    Capabilities,
-    Claim,
-    Reaped,
-    Renewal,
-)
+from celery_lease.brokers.redis.sweeps import PIECE, Sweeps
+from celery_lease.brokers.settling import VirtualDriver
+from celery_lease.core.delivery import Answer, Capabilities, Claim, Renewal
 from celery_lease.core.errors import UnsupportedBroker
+from celery_lease.core.keys import KeyAnswer, Verdict
+from celery_lease.core.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,19 +37,27 @@ if TYPE_CHECKING:
     import redis
 
     from celery_lease.brokers.redis.attempt import Attempt
-    from celery_lease.core.delivery import Terms
+    from celery_lease.brokers.redis.checkpoint import RedisCheckpoints
+    from celery_lease.brokers.redis.waiting import Stance
+    from celery_lease.brokers.use import Use
+    from celery_lease.core.clock import Clock
+    from celery_lease.core.delivery import Reaped, Terms
+    from celery_lease.core.findings import Doctor
+    from celery_lease.core.keys import KeyUse
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-#: Leases in one script call; Lua's unpack() takes about 8,000 values.
-BATCH = 2000
+#: Seconds that a bell lasts without a waiting channel.
+RINGING = 10
+#: Leases extended in one script call; Lua's unpack() takes about 8,000 values.
+BATCH = 1000
 
 _ANSWERS = {1: Answer.HELD, 0: Answer.LOST}
 
 
-class RedisDriver:
+class RedisDriver(VirtualDriver):
     """Leases in one Redis or Valkey database. Thread-safe; not for use across a fork."""
 
     capabilities = Capabilities(
@@ -54,17 +68,82 @@ class RedisDriver:
         reaps=True,
         buries=True,
         records=True,
+        checkpoints=True,
+        keys=True,
+    )
+    channel_class = channels.Leasing
+    visibility_timeout = 3600.0
+    mixed_timeouts = (
+        "On Redis every process that reads from the database returns plain messages that are held "
+        "for longer than its own timeout: the shortest, {shortest} s, holds for all plain tasks. "
+        "Leases expire by their own time."
     )
 
     def __init__(self, channel: Any) -> None:
-        """Prepare for the server and keys of a kombu *channel*; nothing is sent."""
+        """Prepare for the server and the keys of a kombu *channel*; nothing is sent."""
         self.keys = Keys.of(channel)
+        self._sweeps = Sweeps(self._run, self.keys, self._members)
         self._connect(channel)
 
-    def follow(self, channel: Any) -> None:
-        """Go where a new *channel* goes: kombu may have failed over to another broker URL.
+    @classmethod
+    def connect(cls, channel: Any, clock: Clock | None = None) -> RedisDriver:
+        """Return a driver for the server and keys of a kombu *channel*.
 
-        Leases at the former server are not this driver's any more: they expire there.
+        Raises:
+            UnsupportedBroker: The channel keeps no record of unacknowledged messages.
+        """
+        del clock  # the server's clock is used
+        if not channel.ack_emulation:
+            raise UnsupportedBroker("redis with ack_emulation off", ("redis",))
+        return cls(channel)
+
+    @classmethod
+    def bound(cls, connection: Any, seconds: float) -> None:
+        """Set the timeouts of a connection to *seconds*; by default it waits for ever."""
+        bounds = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
+        connection.transport_options = {**bounds, **(connection.transport_options or {})}
+
+    @classmethod
+    def unfit(cls, exc: BaseException) -> tuple[str, str] | None:
+        """Return the missing permission that an error names, and the remedy."""
+        return permissions.unfit(exc)
+
+    @classmethod
+    def lacking(cls, channel: Any, use: Use) -> tuple[str, str] | None:
+        """Return the missing permissions of a *channel*'s user, and the remedy."""
+        return permissions.lacking(channel, use)
+
+    @classmethod
+    def will_pass(cls, exc: BaseException) -> bool:
+        """Whether the same call is likely to be answered later."""
+        return refusals.will_pass(exc)
+
+    @classmethod
+    def checkpoints(cls, channel: Any, expires: int) -> RedisCheckpoints:
+        """Store checkpoints beside the messages of a *channel*."""
+        from celery_lease.brokers.redis import checkpoint  # noqa: PLC0415  (few workers need it)
+
+        return checkpoint.connect(channel, expires)
+
+    @classmethod
+    def doctor(cls) -> Doctor:
+        """Return the module with the checks of this broker."""
+        from celery_lease.brokers.redis import doctor  # noqa: PLC0415  (no worker needs it)
+
+        return doctor
+
+    def end_receiving(self, channel: Any) -> None:
+        """Read the reply to a request under way."""
+        channels.end_receiving(channel)
+
+    def serve(self, worker: str) -> None:
+        """Set this worker's name: expired leases of a former one of its name are "worker died"."""
+        self._sweeps.worker = worker
+
+    def follow(self, channel: Any) -> None:
+        """Use the server of a new *channel*: kombu may have failed over to another broker URL.
+
+        Leases at the former server no longer belong to this driver: they expire there.
         """
         self._plain = PlainSweep(channel)
         if address(channel) != self._address:
@@ -72,20 +151,31 @@ class RedisDriver:
             self._lines.close()
             self._connect(channel)
 
-    def claim(self, attempt: Attempt, terms: Terms, asked_at: float) -> Claim | None:
-        """Take a message under a lease, or return None if that failed or was not answered."""
+    def claim(self, attempt: Attempt, terms: Terms, asked_at: float) -> Claim | KeyAnswer | None:
+        """Put a message under a lease; return the answer about its key if it was parked.
+
+        None: that failed or was not answered.
+        """
         keys = [*self.keys.claims, self.keys.token, self.keys.refusals]
         value = f"[{attempt.payload}{attempt.suffix}"
+        exclusive = attempt.exclusive(terms)
         args = [attempt.tag, value, terms.seconds, attempt.record(terms), attempt.arrival]
         try:
-            token = self._run("claim", keys, args)
-        except Exception as exc:  # noqa: BLE001  (whatever it was: the message must not be lost)
-            logger.error(  # noqa: TRY400  (the broker's word, not ours)
+            decides = "1" if exclusive is not None and exclusive.decides else ""
+            reply = self._run("claim", keys, [*args, decides])
+        except Exception as exc:  # noqa: BLE001  (any error: the message must not be lost)
+            logger.error(  # noqa: TRY400  (the broker's error, not ours)
                 "could not take a message of queue %s: %s", attempt.queue, exc
             )
             return None
-        if token is None:
+        if reply is None:
             return None
+        token, *answer = map(bytes_to_str, reply)
+        turned_away = KeyAnswer(Verdict(answer[0]), answer[1]) if answer[0] else None
+        if turned_away is not None and not turned_away.verdict.revokes:
+            return turned_away
+        if attempt.replaced is not None:
+            turned_away = KeyAnswer(Verdict.REPLACED, attempt.replaced)
         return Claim(
             tag=attempt.tag,
             token=int(token),
@@ -94,32 +184,84 @@ class RedisDriver:
             losses=attempt.losses,
             asked_at=asked_at,
             seconds=terms.seconds,
+            turned_away=turned_away,
+            parked_at=attempt.parked_at,
         )
 
+    def take_key(self, tag: str) -> KeyAnswer:
+        """Take the key of a task that is about to start."""
+        try:
+            verdict, by = self._run("take", [*self.keys.claims, self.keys.token], [tag])
+        except Exception as exc:  # noqa: BLE001  (no answer, in as many ways as there are faults)
+            logger.warning("key of a task not taken: %s", exc)
+            return KeyAnswer(Verdict.UNKNOWN)
+        return KeyAnswer(Verdict(bytes_to_str(verdict)), bytes_to_str(by))
+
+    def keys_in_use(self) -> list[KeyUse]:
+        """Return the keys that are held or waited for."""
+        return exclusive_keys.in_use(self)
+
+    def parked(self) -> dict[str, int]:
+        """Return how many messages of each queue wait for a key."""
+        try:
+            counts: Any = self.call(lambda client: client.hgetall(self.keys.parked))
+        except Exception as exc:
+            raise OSError(f"parked messages not counted: {exc}") from exc
+        return {bytes_to_str(queue): int(count) for queue, count in counts.items()}
+
     def arrive(
-        self, tag: str, seconds: float, lists: Mapping[str, str], *, by_name: bool
+        self,
+        tag: str,
+        seconds: float,
+        lists: Mapping[str, str],
+        *,
+        by_name: bool,
+        stance: Stance | None = None,
     ) -> tuple[Any, ...]:
         """Return the command that takes the next message of *lists*: full keys and their queues.
 
         Args:
-            tag: Names the record that keeps the message until it is claimed or adopted.
-            seconds: How long that may take.
-            lists: In the order in which they are looked at.
-            by_name: The server knows the script already.
+            tag: The tag of the record that keeps the message until it is claimed or adopted.
+            seconds: The time within which it has to be claimed.
+            lists: In the order in which they are read: the first list of each queue, and so on.
+            by_name: The server has the script already.
+            stance: The facts about a channel that is notified of messages; None: it polls.
         """
         script = self._scripts["arrive"]
         command = ("EVALSHA", script.sha) if by_name else ("EVAL", script.script)
         keys = [*self.keys.claims, self.keys.bell, *lists]
-        return (*command, len(keys), *keys, tag, seconds, *lists.values())
+        said: tuple[Any, ...] = ("", "", 0)
+        if stance is not None:
+            keys += self._places(stance.queues)
+            said = (stance.channel, stance.letters, stance.heard)
+        return (*command, len(keys), *keys, tag, seconds, len(lists), *said, *lists.values())
+
+    def leave(self, channel: str, queues: Sequence[str]) -> bool:
+        """Stop watching *queues* and wake the next channels; return whether the server answered."""
+        try:
+            self._run("leave", self._places(queues), [channel, RINGING])
+        except Exception as exc:  # noqa: BLE001  (others read the queues later)
+            logger.debug("watching %s was not passed on: %s", ", ".join(queues), exc)
+            return False
+        return True
+
+    def unblock(self, client_id: int) -> bool:
+        """End the wait of a connection at the server; return whether the server answered."""
+        try:
+            self.call(lambda client: client.client_unblock(client_id))
+        except Exception as exc:  # noqa: BLE001  (the wait ends by itself, later)
+            logger.debug("the wait of connection %s was not ended: %s", client_id, exc)
+            return False
+        return True
 
     def adopt(self, arrival: str, tag: str, text: str) -> Answer:
-        """Record a message that arrived as kombu records one without a lease."""
+        """Record a received message without a lease, as kombu does."""
         return self._ask("adopt", self.keys.claims, [arrival, tag, text], 1)[0]
 
     def extend(
         self, renewals: Sequence[Renewal], *, timeout: float = ANSWER_TIMEOUT
     ) -> list[Answer]:
-        """Move expiries: one round trip for each 2,000 leases, none after one without answer."""
+        """Move expiries: one round trip for each 1,000 leases, none after one without answer."""
         answers: list[Answer] = []
         for batch in _batches(renewals):
             args = [
@@ -132,19 +274,29 @@ class RedisDriver:
                 break
         return answers + [Answer.UNKNOWN] * (len(renewals) - len(answers))
 
+    def begin(self, tags: Sequence[str]) -> list[Answer]:
+        """Record that the tasks of messages begin: from now on an expiry is a loss."""
+        return self._in_pieces("begin", [], tags)
+
     def complete(self, tags: Sequence[str]) -> list[Answer]:
         """Acknowledge messages."""
         return self._ask("complete", self.keys.claims, list(tags), len(tags))
 
     def hand_back(
-        self, tags: Sequence[str], *, orderly: bool = True, front: bool = True
+        self,
+        tags: Sequence[str],
+        *,
+        orderly: bool = True,
+        front: bool = True,
+        why: Mapping[str, object] | None = None,
     ) -> list[Answer]:
-        """Return messages to their queues in one script; the last of *tags* is delivered first."""
-        args = ["1" if orderly else "0", "RPUSH" if front else "LPUSH", *tags]
-        return self._ask("hand_back", self.keys.claims, args, len(tags))
+        """Return messages to their queues, in pieces; the last of *tags* is delivered first."""
+        known = f"{json.dumps(why)[1:-1]}, " if why else ""
+        how = ["1" if orderly else "0", "RPUSH" if front else "LPUSH", known]
+        return self._in_pieces("hand_back", how, tags)
 
     def return_unclaimed(self, attempts: Sequence[Attempt]) -> list[Answer]:
-        """Return messages that were popped but maybe never claimed."""
+        """Return messages that were popped but perhaps never claimed."""
         keys = [*self.keys.claims, self.keys.refusals]
         return [
             self._ask("unclaim", keys, [each.tag, each.key, each.unclaimed, each.arrival], 1)[0]
@@ -152,43 +304,52 @@ class RedisDriver:
         ]
 
     def reap(self, *, limit: int) -> list[Reaped]:
-        """Return expired leases to their queues; then, as far as *limit* goes, plain messages."""
+        """Return expired leases to their queues; then, up to *limit* in all, plain messages.
+
+        The messages that were claimed first end up at the front of their queues, in this order.
+        """
+        reaped: list[Reaped] = []
         try:
-            replies = self._run("reap", [*self.keys.claims, self.keys.refusals], [limit])
+            for each in self._sweeps.leases(limit, self._plain):
+                reaped.append(each)  # noqa: PERF402  (those before a failure are reported)
         except Exception as exc:
-            raise OSError(f"expired leases not returned: {exc}") from exc
-        reaped = [_reaped(*each) for each in replies]
+            if not reaped:
+                raise OSError(f"expired leases not returned: {exc}") from exc
+            logger.warning("the rest of the expired leases is not returned: %s", exc)
+            return reaped
         return reaped + self._sweep(limit - sum(not each.error for each in reaped))
 
     def overdue(self, *, limit: int) -> list[Reaped]:
-        """Return what a sweep would return, without its queues, as far as *limit* goes."""
+        """Return up to *limit* messages that a sweep would return, plain ones without a queue."""
         try:
-            return self.call(lambda client: self._overdue(client, limit))
+            return self.call(lambda client: self._sweeps.overdue(client, limit, self._plain))
         except Exception as exc:
             raise OSError(f"expired leases not read: {exc}") from exc
 
-    def bury(self, tag: str, queue: str) -> Answer:
+    def bury(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
         """Move a message to a dead-letter queue."""
         keys = [*self.keys.claims, self.keys.refusals, self.keys.graveyards]
-        return self._ask("bury", keys, [tag, self.keys.prefix + queue, queue], 1)[0]
+        return self._ask(
+            "bury", keys, [tag, self.keys.prefix + queue, queue, json.dumps(about or {})], 1
+        )[0]
 
     def dead_letters(self) -> RedisDeadLetters:
         """Return the dead-letter queues."""
         return RedisDeadLetters(self)
 
     def records(self) -> RedisRecords:
-        """Return what can be looked up without a worker."""
+        """Return the records of the database, for commands that have no worker to ask."""
         return RedisRecords(self)
 
     def keys_of(self, queue: str) -> list[str]:
-        """Return the full keys of a queue's lists, the one that is read first at the front."""
+        """Return the full keys of a queue's lists, the one that is read first in front."""
         return self._plain.keys_of(queue)
 
     def exhume(self, queue: str, source: str, target: str, letter: bytes, text: str) -> bool:
-        """Move one letter from a dead-letter queue's key to another, or away if *text* is empty.
+        """Move a letter from a dead-letter queue's key to another, or delete it if *text* is empty.
 
         Raises:
-            redis.RedisError: That was not answered; it may or may not have been done.
+            redis.RedisError: There was no answer; it may or may not have been done.
         """
         keys = [self.keys.index, self.keys.unacked, self.keys.graveyards, source, target]
         return bool(self._run("exhume", keys, [queue, letter, text]))
@@ -202,10 +363,10 @@ class RedisDriver:
         return self._lines.call(command)
 
     def set_aside(self, key: str, text: bytes) -> None:
-        """Append what cannot be read as a message to a list beside its queue's.
+        """Append an unreadable text to a list beside its queue's.
 
         Raises:
-            OSError: That was not answered; it may or may not have been done.
+            OSError: There was no answer; it may or may not have been done.
         """
         try:
             self._lines.call(lambda client: client.lpush(key, text))
@@ -217,43 +378,40 @@ class RedisDriver:
         self._lines.close()
 
     def _sweep(self, limit: int) -> list[Reaped]:
-        """Return overdue plain messages; a failure is only told, leases were returned before."""
+        """Return overdue plain messages; a failure is only logged, as leases went back before."""
+        swept: list[Reaped] = []
         if limit <= 0:
-            return []
+            return swept
         try:
-            return self._plain.run(
-                limit,
-                lambda args: self._run("sweep", self.keys.claims, args),
-                self._members,
-            )
-        except Exception as exc:  # noqa: BLE001  (whatever it was, the next sweep tries again)
+            for each in self._sweeps.plain(limit, self._plain):
+                swept.append(each)  # noqa: PERF402  (as above)
+        except Exception as exc:  # noqa: BLE001  (any error: the next sweep tries again)
             logger.warning("no sweep for messages without a lease: %s", exc)
-            return []
+        return swept
+
+    def _places(self, queues: Sequence[str]) -> list[str]:
+        return [
+            key
+            for queue in queues
+            for key in (self.keys.watcher_of(queue), self.keys.bell_of(queue))
+        ]
 
     def _members(self, key: str) -> Any:
         return self.call(lambda client: client.smembers(key))
-
-    def _overdue(self, client: redis.Redis, limit: int) -> list[Reaped]:
-        clock: Any = client.time()
-        now = clock[0] + clock[1] / 1e6
-        _, _, leases, claims = self.keys.claims
-        due: Any = client.zrangebyscore(leases, "-inf", now, start=0, num=limit, withscores=True)
-        records: Any = client.hmget(claims, [tag for tag, _ in due]) if due else []
-        expired = [
-            _reaped(tag, now - score, record, b"")
-            for (tag, score), record in zip(due, records, strict=True)
-            if record is not None
-        ]
-        plain = self._plain.overdue(client, self.keys.index, claims, now, limit - len(expired))
-        return expired + [
-            Reaped(tag=tag, queue="", late=late, about={}, leased=False) for tag, late in plain
-        ]
 
     def _connect(self, channel: Any) -> None:
         self._plain = PlainSweep(channel)
         self._address = address(channel)
         self._lines = Lines(pool_like(channel))
         self._scripts = scripts.register(self._lines.client)
+
+    def _in_pieces(self, name: str, how: list[str], tags: Sequence[str]) -> list[Answer]:
+        """Call a script for some messages at a time; stop at the first call without an answer."""
+        answers: list[Answer] = []
+        while len(answers) < len(tags) and Answer.UNKNOWN not in answers[-1:]:
+            piece = tags[len(answers) : len(answers) + PIECE]
+            answers += self._ask(name, self.keys.claims, [*how, *piece], len(piece))
+        return answers + [Answer.UNKNOWN] * (len(tags) - len(answers))
 
     def _ask(
         self,
@@ -267,8 +425,8 @@ class RedisDriver:
             return []
         try:
             replies = self._run(name, keys, args, timeout)
-        except Exception as exc:  # noqa: BLE001  (no answer, in as many ways as there are faults)
-            logger.warning("%s of %d leases not answered: %s", name, questions, exc)
+        except Exception as exc:  # noqa: BLE001  (a broken connection raises many kinds of errors)
+            logger.warning("%s of %s not answered: %s", name, counted(questions, "lease"), exc)
             return [Answer.UNKNOWN] * questions
         if isinstance(replies, bytes):
             replies = replies.decode()
@@ -287,30 +445,6 @@ class RedisDriver:
         return self._lines.call_within(command, timeout)
 
 
-def connect(channel: Any) -> RedisDriver:
-    """Make a driver for the server and keys of a kombu *channel*.
-
-    Raises:
-        UnsupportedBroker: The channel keeps no record of unacknowledged messages.
-    """
-    if not channel.ack_emulation:
-        raise UnsupportedBroker("redis with ack_emulation off", ("redis",))
-    return RedisDriver(channel)
-
-
 def _batches(renewals: Sequence[Renewal]) -> Iterator[Sequence[Renewal]]:
     for start in range(0, len(renewals), BATCH):
         yield renewals[start : start + BATCH]
-
-
-def _reaped(tag: bytes, late: float | bytes, record: bytes, error: bytes) -> Reaped:
-    about = json.loads(record)
-    return Reaped(
-        tag=tag.decode(),
-        queue=about["queue"],
-        late=float(late),
-        about=about,
-        error=error.decode(errors="replace"),
-        rested=about.get("resting", False),
-        unclaimed=about.get("arriving", False),
-    )

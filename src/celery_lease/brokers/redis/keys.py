@@ -1,4 +1,4 @@
-"""The names of all keys of a database with leases; what is in them says the package's docstring."""
+"""The names of all keys of a database with leases; the package's docstring has their contents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Keys:
 
     @classmethod
     def of(cls, channel: Any) -> Keys:
-        """Read them off a kombu channel."""
+        """Read the names from a kombu channel."""
         prefix = channel.global_keyprefix
         return cls(prefix + channel.unacked_index_key, prefix + channel.unacked_key, prefix)
 
@@ -37,10 +37,23 @@ class Keys:
 
     @property
     def bell(self) -> str:
-        """A list to wait at for messages."""
+        """The list at which polling channels wait for messages."""
         return f"{self.unacked}.bell"
+
+    def bell_of(self, queue: str) -> str:
+        """The list at which idle channels wait until they may watch a queue."""
+        return f"{self.unacked}.bell.{queue}"
+
+    def watcher_of(self, queue: str) -> str:
+        """The name of the idle channel that watches a queue."""
+        return f"{self.unacked}.watcher.{queue}"
+
+    @property
+    def parked(self) -> str:
+        """How many messages of each queue wait for an exclusive key."""
+        return f"{self.unacked}.parked"
 
     @property
     def graveyards(self) -> str:
-        """Names of dead-letter queues."""
+        """The set of the names of dead-letter queues."""
         return f"{self.unacked}.dead"

@@ -1,8 +1,8 @@
-"""The sweep of what plain consumers left unacknowledged, in place of kombu's own.
+"""The sweep of unacknowledged messages of plain consumers, in place of kombu's own.
 
-Kombu's sweep stops for good when its mutex is left behind, and takes ten messages at a time through
-the client. This one has no mutex and leaves the payloads where they are: the server tells the
-exchanges and routing keys of what is due, kombu's own rules say which queues these are, and the
+Kombu's sweep stops for good when its mutex is left behind, and moves ten messages at a time through
+the client. This one has no mutex and leaves the payloads at the server: the server names exchange
+and routing key of a message with an unknown route, kombu's own rules find the queues, and the
 server moves the texts.
 
 Uses of kombu internals, as read in 5.5.4 and 5.7.0: ``Channel.keyprefix_queue``, ``sep``,
@@ -21,19 +21,16 @@ from kombu.utils.encoding import bytes_to_str
 from celery_lease.core.delivery import Reaped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
-    import redis
-
-#: Calls for one batch: the first finds out what the routes are, the second uses them. Another one
-#: is for what came in between.
-CALLS = 3
+#: Messages returned in one call.
+PIECE = 25
 
 Routes = dict[str, dict[str, list[str]]]
 
 
 class PlainSweep:
-    """What a sweep has to know of a kombu *channel*, read once."""
+    """The facts about a kombu *channel* that a sweep needs, read once."""
 
     def __init__(self, channel: Any) -> None:
         self.timeout = float(channel.visibility_timeout)
@@ -55,51 +52,40 @@ class PlainSweep:
 
     def run(
         self,
-        limit: int,
+        tags: Sequence[bytes],
         script: Callable[[list[Any]], Any],
         members: Callable[[str], set[Any]],
-    ) -> list[Reaped]:
-        """Return up to *limit* messages to their queues.
+    ) -> Iterator[Reaped]:
+        """Return messages to their queues, one after the other.
 
         Args:
-            limit: The most to return.
+            tags: Tags of overdue messages.
             script: Runs ``sweep.lua`` with arguments.
             members: Reads a set of the database, by its full key.
         """
         routes: Routes = {}
-        swept: list[Reaped] = []
-        for _ in range(CALLS):
+        at = 0
+        while at < len(tags):
             facts = json.dumps({**self._facts, "routes": routes})
-            done, unrouted = script([limit - len(swept), self.timeout, facts])
-            swept += [_reaped(*each) for each in done]
-            if not unrouted or len(swept) >= limit:
-                break
-            for exchange, key in unrouted:
-                self._add(routes, bytes_to_str(exchange), bytes_to_str(key), members)
-        return swept
-
-    def overdue(self, client: redis.Redis, index: str, claims: str, now: float, limit: int) -> Any:
-        """Return tags and seconds of what a sweep would return, and change nothing."""
-        due: Any = client.zrangebyscore(
-            index, "-inf", now - self.timeout, start=0, num=limit, withscores=True
-        )
-        tags = [tag for tag, _ in due]
-        leased = client.hmget(claims, tags) if tags else []
-        return [
-            (bytes_to_str(tag), now - self.timeout - score)
-            for (tag, score), record in zip(due, leased, strict=True)
-            if record is None
-        ]
+            seen, done, *route = script([self.timeout, facts, *tags[at : at + PIECE]])
+            yield from (_reaped(*each) for each in done)
+            at += seen
+            if route:
+                exchange, key = map(bytes_to_str, route[0])
+                at += not self._add(routes, exchange, key, members)  # or it is asked for again
 
     def _add(
         self, routes: Routes, exchange: str, key: str, members: Callable[[str], set[Any]]
-    ) -> None:
+    ) -> bool:
+        """Look up a route; return whether it is new."""
         known = routes.setdefault(exchange, {})
-        if key not in known:
+        is_new = key not in known
+        if is_new:
             known[key] = self._queues(exchange, key, members)
+        return is_new
 
     def _queues(self, exchange: str, key: str, members: Callable[[str], set[Any]]) -> list[str]:
-        """Return the queues that kombu's ``Channel._lookup`` finds; it leads through its client."""
+        """Return the queues that kombu's ``Channel._lookup`` finds; that uses kombu's client."""
         channel, last = self._channel, self._channel.deadletter_queue
         if not exchange:
             return [name for name in [key or last] if name]
@@ -112,7 +98,7 @@ class PlainSweep:
         """Apply the rule of the exchange's type.
 
         Kombu knows the types of the exchanges that it declared itself, and takes every other one
-        for a direct one. The bindings of a topic exchange can be told by their pattern.
+        for a direct one. Here bindings with a pattern show a topic exchange.
         """
         if exchange in self._channel.state.exchanges:
             found: set[str] = self._channel.typeof(exchange).lookup(table, exchange, key, None)

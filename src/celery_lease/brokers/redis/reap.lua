@@ -1,35 +1,65 @@
--- Return expired leases to the front of their queues, the longest expired first.
+-- Return expired leases to the front of their queues; the last of the tags is delivered first. Look
+-- after parked messages, which are due now and then.
 --
 -- KEYS: unacked index, unacked, leases, claims, refusals
--- ARGV: the most to return
--- Returns: for each one its tag, the seconds since its expiry, its claim record, and why it could
--- not be returned, or nothing.
+-- ARGV: the worker that asks, or nothing; tags
+-- Returns: how many of the tags were dealt with, fewer than all where messages are long; and for
+-- each message that was due its tag, the seconds since its expiry, its claim record, and why it
+-- could not be returned, or nothing.
 --
--- Cost grows with what has expired, not with what is held; a lease that is extended in the same
--- instant is either extended before this runs, and stays, or after, and is lost.
--- What cannot be returned comes on top of the limit, for it must not hold up the other queues; it is
--- out of the way for a minute then.
+-- A lease that is extended in the same instant is either extended before this runs, and stays, or
+-- after, and is lost. What cannot be returned is out of the way for a minute.
 -- Records without a message, as a plain kombu sweep leaves them, are cleared on the way. A refusal
--- tells an asker who never heard of its claim that the claim is over; it is kept for an hour.
-local limit = tonumber(ARGV[1])
-local most = 4 * limit  -- told of in one call, whatever became of them
-local reaped, returned = {}, 0
-repeat
-  local due = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'WITHSCORES',
-    'LIMIT', 0, limit - returned)
-  for i = 1, #due, 2 do
-    local claim, err, record = restore(due[i], 'expired', 'RPUSH')
-    if record then
-      reaped[#reaped + 1] = {due[i], string.format('%.3f', now - tonumber(due[i + 1])), record,
-        err or ''}
-    end
-    if claim then
-      returned = returned + 1
-    end
-    if claim or not record then  -- returned here, or by a plain kombu sweep before
-      redis.call('ZADD', KEYS[5], now, due[i])
-    end
+-- tells an asker who never heard of its claim that the claim is over.
+redis.call('ZADD', KEYS[5], 'XX', now, '')  -- changes nothing; fails here, if at all
+local reaped, seen = {}, 0
+
+-- Look after a parked message; returns whether it is one. It is woken if its key is free, which is
+-- a repair, or if its time is over; else it stays.
+local woken, busy = {}, {}  -- keys; keys that are not free, until something is returned
+
+local function tend(tag)
+  local claim = keyed(redis.call('HGET', KEYS[4], tag))
+  if not claim or not claim.parked then
+    return false
   end
-until #due == 0 or returned >= limit or #reaped >= most
-redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', now - 3600)
-return reaped
+  if not held(tag) then
+    return true
+  end
+  local facts = claim.exclusive
+  local over = type(facts.expires) == 'number' and facts.expires <= now
+  local free = not woken[facts.key] and not busy[facts.key] and is_free(facts.key, facts.limit)
+  if (over or free) and unpark(tag) then
+    woken[facts.key] = true
+    return true
+  end
+  busy[facts.key] = not free or nil
+  line_up(tag, claim)
+  redis.pcall('ZADD', KEYS[3], 'XX', now + PARKED_FOR, tag)
+  redis.pcall('ZADD', KEYS[1], 'XX', now + PARKED_FOR, tag)
+  return true
+end
+
+local function reap(tag, late)
+  local claim, err, record = restore(tag, 'expired', 'RPUSH')
+  busy = {}
+  if record then
+    reaped[#reaped + 1] = {tag, string.format('%.3f', late), record, err or ''}
+  end
+  if claim or not record then  -- returned here, or by a plain kombu sweep before
+    redis.pcall('ZADD', KEYS[5], now, tag)
+  end
+end
+
+asker = ARGV[1]
+for i = 2, #ARGV do
+  local expiry = redis.call('ZSCORE', KEYS[3], ARGV[i])
+  if expiry and tonumber(expiry) <= now and not tend(ARGV[i]) then
+    reap(ARGV[i], now - tonumber(expiry))
+  end
+  seen = i - 1
+  if moved >= MOST_BYTES then
+    break
+  end
+end
+return {seen, reaped}

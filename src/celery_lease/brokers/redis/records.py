@@ -1,7 +1,7 @@
-"""Looks into a database for people: what is held, what was lost, where in its queue a message is.
+"""Reads the database for commands: held messages, losses, and the place of a message in its queue.
 
-Reads only, in pages, and decides nothing. A message is known by its task's id, which is in its
-text, so looking for one reads.
+It only reads, in pages, and decides nothing. A message is found by its task's id, which is in its
+text, so a search reads the queue.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from celery_lease.brokers.redis.driver import RedisDriver
 
-#: Claims or messages read in one call, and messages of a queue looked at before giving up.
+#: Claims or messages read in one call, and the most messages of a queue that a search reads.
 PAGE, DEEPEST = 500, 50_000
-#: Of what a claim's tag has behind the publisher's.
+#: Length of the suffix that a claim's tag has after the publisher's.
 NONCE = 13
-#: Behind the tag of a message that rests.
+#: Suffix of the tag of a message in a backoff.
 RESTS = "~"
 
 
@@ -34,7 +34,7 @@ class RedisRecords:
         self._driver = driver
 
     def leases(self, task_id: str | None = None) -> Iterator[Recorded]:
-        """Yield what is held, or what is held of one task."""
+        """Yield the held messages, all or those of one task."""
         _, _, expiries, claims = self._driver.keys.claims
         cursor = None
         while cursor != 0:
@@ -48,7 +48,7 @@ class RedisRecords:
             yield from self._recorded(expiries, wanted)
 
     def losses(self, tag: str) -> Sequence[Mapping[str, Any]]:
-        """Return the deliveries of a message that were lost."""
+        """Return the lost deliveries of a message."""
         base = tag.removesuffix(RESTS)
         name = base[:-NONCE] if base[-NONCE : -NONCE + 1] == "#" else base
         key = f"{self._driver.keys.unacked}.history.{name}"
@@ -56,7 +56,7 @@ class RedisRecords:
         return [json.loads(text) for text in texts]
 
     def waiting(self, task_id: str, queues: Sequence[str]) -> Waiting | None:
-        """Find a task's message in some queues."""
+        """Find a task's message in *queues*; None: it waits in none of them."""
         needle = json.dumps(task_id).encode()
         for queue in queues:
             ahead = 0
@@ -75,8 +75,8 @@ class RedisRecords:
         tags: list[Any] = list(records)
         scores: Any = self._driver.call(lambda client: client.zmscore(expiries, tags))
         for (tag, record), score in zip(records.items(), scores, strict=True):
-            # Else it was settled a moment ago, or has only arrived.
-            if score is not None and not record.get("arriving"):
+            # Otherwise it was settled a moment ago, is not claimed yet, or is parked.
+            if score is not None and not record.get("arriving") and "parked" not in record:
                 yield Recorded(
                     tag=tag.decode(),
                     task_id=record.get("id", ""),
@@ -92,7 +92,7 @@ class RedisRecords:
                 )
 
     def _texts(self, key: str) -> Iterator[bytes]:
-        """Yield the texts of a list in the order in which they are delivered."""
+        """Yield the texts of a list in the order of their delivery."""
         for last in range(-1, -DEEPEST, -PAGE):
             page: list[bytes] = self._driver.call(_texts_of(key, last))
             yield from reversed(page)
@@ -109,7 +109,7 @@ def _texts_of(key: str, last: int) -> Callable[[redis.Redis], Any]:
 
 
 def _waiting(queue: str, ahead: int, task_id: str, text: bytes) -> Waiting | None:
-    """Read a message that has the id somewhere; None: it is not the task's own."""
+    """Parse a message that contains the id somewhere; None: it is not the task's own."""
     try:
         payload = json.loads(text)
         headers, properties = payload.get("headers") or {}, payload["properties"]

@@ -1,11 +1,11 @@
-"""By which words a server refuses for now: it is all there, and will take the same again later."""
+"""Recognizes temporary errors of a server, after which the same command will work again."""
 
 from __future__ import annotations
 
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
-#: Beginnings of errors, with and without the word that the client library takes for itself: the
-#: server became a replica, runs a script, cannot save, or misses its replicas or its master.
+#: Beginnings of these errors, with and without the word that the client library strips: the server
+#: became a replica, runs a script, cannot save, or misses its replicas or its master.
 PASSING = (
     "UNBLOCKED",
     "READONLY",
@@ -20,11 +20,21 @@ PASSING = (
 )
 
 
+def is_replica(exc: BaseException) -> bool:
+    """Whether the error comes from a replica, which may not write.
+
+    The client library recognizes the word only at the beginning; see :func:`will_pass`.
+    """
+    if isinstance(exc, ReadOnlyError):
+        return True
+    return isinstance(exc, ResponseError) and ": -READONLY" in str(exc)
+
+
 def will_pass(exc: BaseException) -> bool:
     """Whether the same call is likely to be answered later, over another connection."""
     if not isinstance(exc, ResponseError):
         return False
-    # Redis 6 first says where a script met it: "Error running script (...): -READONLY ...".
+    # Redis 6 first names the place in a script: "Error running script (...): -READONLY ...".
     return (
         isinstance(exc, (ReadOnlyError, OutOfMemoryError))
         or str(exc).startswith(PASSING)

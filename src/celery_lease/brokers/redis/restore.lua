@@ -6,23 +6,14 @@
 -- An orderly return writes the losses back to what they were before this delivery; a loss leaves
 -- an entry in the message's history, which exists from its first loss on.
 -- What only arrived, and was never claimed, goes back as it came.
+-- A delivery that expired before its task began is no loss: its record says that it waits.
 -- Atomic: the message is in its queue, or claimed, never both and never neither.
 local LOSSES_AT, LOSSES_END = 19, 24
 local HISTORY_LENGTH, HISTORY_KEPT = 20, 7 * 86400  -- losses, seconds
 local NONCE_LENGTH = 13  -- of what a claim's tag has behind the publisher's
-local time = redis.call('TIME')
-local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
-
-local function forget(tag)
-  redis.call('ZREM', KEYS[3], tag)
-  redis.call('HDEL', KEYS[4], tag)
-end
-
-local function settle(tag)
-  redis.call('ZREM', KEYS[1], tag)
-  redis.call('HDEL', KEYS[2], tag)
-  forget(tag)
-end
+local MOST_BYTES = 256 * 1024  -- moved by one call, that no other client waits for long
+local UNREADABLE = 'its record cannot be read'
+local moved = 0
 
 -- Returns the stored text and the claim's record of a message that is still held under a tag.
 local function held(tag)
@@ -33,22 +24,51 @@ local function held(tag)
     return nil
   end
   if not record then
-    redis.call('ZREM', KEYS[3], tag)  -- our records were deleted: left to the plain sweep
+    redis.pcall('ZREM', KEYS[3], tag)  -- our records were deleted: left to the plain sweep
     return nil
   end
+  moved = moved + #value
   return value, record
 end
 
 local function history(tag)
+  tag = string.gsub(tag, '~$', '')
   return KEYS[2] .. '.history.' .. string.sub(tag, 1, -1 - NONCE_LENGTH)
+end
+
+local why = ''  -- what else is known of a loss: members of a JSON object
+local asker = ''  -- the worker that sweeps
+
+-- Returns what is known of a loss; a worker whose name another one has by now has died.
+local function known(record, reason)
+  local name = string.match(asker, '^(.*):%d+:%x+$')
+  local holder = name and reason == 'expired' and (read(record) or {}).worker
+  if holder and holder ~= asker and string.match(holder, '^(.*):%d+:%x+$') == name then
+    return '"cause": "its worker died", '
+  end
+  return why
 end
 
 local function remember(tag, record, reason)
   local key = history(tag)
-  redis.call('RPUSH', key, string.format('{"ended": %.3f, "reason": "%s", ', now, reason)
-    .. string.sub(record, 2))
-  redis.call('LTRIM', key, -HISTORY_LENGTH, -1)
-  redis.call('EXPIRE', key, HISTORY_KEPT)
+  redis.pcall('RPUSH', key, string.format('{"ended": %.3f, "reason": "%s", ', now, reason)
+    .. known(record, reason) .. string.sub(record, 2))
+  redis.pcall('LTRIM', key, -HISTORY_LENGTH, -1)
+  redis.pcall('EXPIRE', key, HISTORY_KEPT)
+end
+
+-- What cannot go back must not hold up the other queues.
+local function postpone(tag)
+  redis.pcall('ZADD', KEYS[3], 'XX', now + 60, tag)
+  redis.pcall('ZADD', KEYS[1], 'XX', now + 60, tag)
+  return true
+end
+
+-- Returns a payload with one loss less, as it was before this delivery.
+local function without_loss(payload)
+  local losses = tonumber(string.sub(payload, LOSSES_AT, LOSSES_END))
+  return losses and string.sub(payload, 1, LOSSES_AT - 1) .. string.format('%06d', losses - 1)
+    .. string.sub(payload, LOSSES_END + 1) or payload
 end
 
 -- Returns the claim's record as a table, or false. `loss` is false for an orderly return.
@@ -57,24 +77,26 @@ local function restore(tag, loss, push)
   if not value then
     return false
   end
-  local claim = cjson.decode(record)
+  local claim = read(record)
+  if not claim then
+    return not postpone(tag), UNREADABLE, record
+  end
+  if loss == 'expired' and claim.waits and not claim.resting then
+    loss = false
+  end
   local payload = string.sub(value, 2, -(claim.cut + 1))
   if not loss and not claim.arriving then
-    local losses = tonumber(string.sub(payload, LOSSES_AT, LOSSES_END)) - 1
-    payload = string.sub(payload, 1, LOSSES_AT - 1) .. string.format('%06d', losses)
-      .. string.sub(payload, LOSSES_END + 1)
+    payload = without_loss(payload)
   end
   local pushed = redis.pcall(push, claim.key, payload)
   if type(pushed) == 'table' and pushed.err then
-    -- The queue's key is no list, or not ours to write. It must not hold up the other queues.
-    redis.call('ZADD', KEYS[3], 'XX', now + 60, tag)
-    redis.call('ZADD', KEYS[1], 'XX', now + 60, tag)
-    return false, pushed.err, record
+    -- The queue's key is no list, or not ours to write.
+    return not postpone(tag), pushed.err, record
   end
+  settle(tag)
   if loss and not claim.resting and not claim.arriving then
     remember(tag, record, loss)
   end
-  settle(tag)
   return claim, nil, record
 end
 

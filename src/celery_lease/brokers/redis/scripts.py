@@ -1,4 +1,4 @@
-"""The Lua scripts of this driver, one file each, with what they promise in their headers."""
+"""The Lua scripts of this driver, one file each; their headers state what they do."""
 
 from __future__ import annotations
 
@@ -13,31 +13,41 @@ if TYPE_CHECKING:
 NAMES = (
     "adopt",
     "arrive",
+    "begin",
     "bury",
     "claim",
     "complete",
+    "due",
     "exhume",
     "extend",
     "hand_back",
+    "leave",
     "reap",
     "sweep",
+    "take",
     "unclaim",
 )
-#: What goes before the scripts that want it, in this order.
+#: Scripts without ``though_full.lua`` in front: the first writes nothing while its lists are empty,
+#: and otherwise begins with the same command; the second is not needed on a full server.
+_IDLE = frozenset({"arrive", "leave"})
+#: Files that are put in front of the scripts that use them, in this order.
+_RESTORING = frozenset({"bury", "hand_back", "reap", "unclaim"})
+_EXCLUSIVE = frozenset({"claim", "complete", "take"}) | _RESTORING
 _SHARED = {
-    "restore": frozenset({"bury", "hand_back", "reap", "unclaim"}),
-    "arrived": frozenset({"adopt", "claim", "unclaim"}),
+    "record": frozenset({"adopt", "arrive"}) | _EXCLUSIVE,
+    "exclusive": _EXCLUSIVE,
+    "restore": _RESTORING,
 }
 
 
 @cache
 def source(name: str) -> str:
-    """Return a script's text, with what it shares with others before it."""
+    """Return a script's text, with its shared parts in front."""
     shared = [part for part, users in _SHARED.items() if name in users]
-    parts = ["though_full", *shared, name]
+    parts = [*([] if name in _IDLE else ["though_full"]), *shared, name]
     return "".join(files(__package__).joinpath(f"{part}.lua").read_text() for part in parts)
 
 
 def register(client: redis.Redis) -> dict[str, Script]:
-    """Register all scripts for *client*, without a call; a server that lacks one is sent it."""
+    """Register all scripts for *client*, without a call; each is loaded when first missing."""
     return {name: client.register_script(source(name)) for name in NAMES}

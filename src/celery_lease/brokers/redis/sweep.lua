@@ -1,11 +1,13 @@
--- Return what plain consumers left unacknowledged for a visibility timeout, the oldest first.
+-- Return what plain consumers left unacknowledged for a visibility timeout; the last of the tags is
+-- delivered first.
 --
 -- KEYS: unacked index, unacked, leases, claims
--- ARGV: the most to return, the visibility timeout, and a JSON object: `prefix`, `sep`, `steps`,
---       `least`, `most` and `usual` (priorities), and `routes`: exchange -> routing key -> queues
--- Returns: two lists: of what was dealt with its tag, the seconds it was late, its queue, and why
---       it could not be returned, or nothing; and the exchange and routing key of what has to wait
---       until its queues are among the routes.
+-- ARGV: the visibility timeout; a JSON object: `prefix`, `sep`, `steps`, `least`, `most` and `usual`
+--       (priorities), and `routes`: exchange -> routing key -> queues; and tags
+-- Returns: how many of the tags were dealt with; of what was due its tag, the seconds it was late,
+--       its queue, and why it could not be returned, or nothing; and, if the next tag has to wait
+--       until its queues are among the routes, its exchange and routing key. Where messages are
+--       long, fewer are dealt with.
 --
 -- Kombu's own rule by the server's clock, without its mutex. A payload is not decoded as a whole:
 -- kombu writes headers and properties last, and only these are read, for the priority, and to set
@@ -13,9 +15,9 @@
 -- What cannot be returned stays, out of the way for a minute: it is never dropped.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
-local limit, timeout, facts = tonumber(ARGV[1]), tonumber(ARGV[2]), cjson.decode(ARGV[3])
+local timeout, facts = tonumber(ARGV[1]), cjson.decode(ARGV[2])
+local MOST_BYTES = 64 * 1024  -- moved by one call; each is searched and copied more often than a lease
 local HEADERS = '"headers": {'
-local ROUNDS = 4  -- a bound on what is looked at and stays
 
 local function decoded(text)
   local ok, value = pcall(cjson.decode, text)
@@ -83,11 +85,6 @@ local function key_of(queue, properties)
   return facts.prefix .. queue .. (step ~= 0 and facts.sep .. string.format('%d', step) or '')
 end
 
-local function settle(tag)
-  redis.call('ZREM', KEYS[1], tag)
-  redis.call('HDEL', KEYS[2], tag)
-end
-
 -- Pushes a message to its queues; returns what went wrong before the first push that worked.
 local function push(payload, queues)
   local text, properties = flagged(payload)
@@ -103,44 +100,47 @@ local function push(payload, queues)
   return pushed == 0 and err or nil
 end
 
-local done, unrouted, stay, rounds = {}, {}, 0, 0
+local done, seen, moved = {}, 0, 0
 
+-- Returns the exchange and routing key that the message has to wait for.
 local function deal_with(tag, score)
   local value = redis.call('HGET', KEYS[2], tag)
   if not value then
-    settle(tag)
-    return
+    redis.pcall('ZREM', KEYS[1], tag)
+    return nil
   end
   if redis.call('HEXISTS', KEYS[4], tag) == 1 then
-    stay = stay + 1  -- leased: the reaper's
-    return
+    return nil  -- leased: the reaper's
   end
   local payload, exchange, key = split(value)
   local queues = payload and child(facts.routes, exchange)[key]
   if payload and not queues then
-    unrouted[#unrouted + 1] = {exchange, key}
-    stay = stay + 1
-    return
+    return {exchange, key}
   end
+  moved = moved + #value
   local err = 'its record cannot be read'
   if payload then
     err = push(payload, queues)
   end
   if err then
-    redis.call('ZADD', KEYS[1], 'XX', now - timeout + 60, tag)
+    redis.pcall('ZADD', KEYS[1], 'XX', now - timeout + 60, tag)
   else
-    settle(tag)
+    redis.call('HDEL', KEYS[2], tag)
+    redis.pcall('ZREM', KEYS[1], tag)
   end
   done[#done + 1] = {tag, string.format('%.3f', now - timeout - tonumber(score)),
     queues and queues[1] or '', err or ''}
 end
 
-repeat
-  rounds = rounds + 1
-  local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - timeout, 'WITHSCORES',
-    'LIMIT', stay, limit - #done - #unrouted)
-  for i = 1, #due, 2 do
-    deal_with(due[i], due[i + 1])
+for i = 3, #ARGV do
+  local score = redis.call('ZSCORE', KEYS[1], ARGV[i])
+  local route = score and tonumber(score) <= now - timeout and deal_with(ARGV[i], score)
+  if route then
+    return {seen, done, route}
   end
-until #due == 0 or #done + #unrouted >= limit or rounds >= ROUNDS
-return {done, unrouted}
+  seen = seen + 1
+  if moved >= MOST_BYTES then
+    break
+  end
+end
+return {seen, done}

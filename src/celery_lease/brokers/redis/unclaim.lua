@@ -10,10 +10,14 @@
 if redis.call('ZSCORE', KEYS[5], ARGV[1]) then
   return 1
 end
+redis.call('ZADD', KEYS[5], 'XX', now, ARGV[1])  -- changes nothing; fails here, if at all
 if redis.call('HEXISTS', KEYS[4], ARGV[1]) == 1 then
   restore(ARGV[1], false, 'RPUSH')
-elseif ARGV[4] == '' or arrived(ARGV[4]) then
+elseif ARGV[4] == '' then
   redis.call('RPUSH', ARGV[2], ARGV[3])
+elseif is_kept(ARGV[4]) then
+  redis.call('RPUSH', ARGV[2], ARGV[3])
+  settle(ARGV[4])
 end
-redis.call('ZADD', KEYS[5], now, ARGV[1])
+redis.pcall('ZADD', KEYS[5], now, ARGV[1])
 return 1

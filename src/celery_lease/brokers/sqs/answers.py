@@ -1,7 +1,7 @@
-"""What SQS's answers mean for a lease.
+"""Translates SQS's answers for leases.
 
-Only what SQS says of the message itself can tell of a loss. Everything else (throttling, a server
-error, missing rights, no connection) is no answer: it is asked again until the deadline.
+Only an error about the message itself can be a loss. Everything else (throttling, a server error,
+missing rights, no connection) counts as no answer: the call is repeated until the deadline.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from celery_lease.core.delivery import Answer
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-# The JSON protocol names them without the prefix that the query protocol gives some.
+# The JSON protocol leaves out this prefix, which some names have in the query protocol.
 _PREFIX = "AWS.SimpleQueueService."
 
-#: The message is gone, visible again, or was received anew.
+#: Errors for a message that is gone, visible again, or was received again.
 _GONE = frozenset({"ReceiptHandleIsInvalid", "MessageNotInflight", "InvalidParameterValue"})
-#: Part of the message that comes with ``InvalidParameterValue`` when 12 hours would be exceeded:
-#: the timeout stays as it was, and the message is still ours.
+#: Part of the message of an ``InvalidParameterValue`` for a timeout beyond 12 hours: the timeout is
+#: unchanged, and the message is still ours.
 _TOO_LONG = "beyond the limit"
 
 
@@ -41,6 +41,6 @@ def _answer(failed: Mapping[str, Any]) -> Answer:
 
 
 def failures_of(response: Mapping[str, Any]) -> str:
-    """Return the distinct errors of a batch call's entries for the log, or an empty text."""
+    """Return the distinct errors of a batch call's entries, for the log; "": there are none."""
     failed = response.get("Failed") or ()
     return "; ".join(sorted({f"{each.get('Code')}: {each.get('Message')}" for each in failed}))

@@ -1,15 +1,16 @@
 """The driver's own clients: kombu's belong to the event loop and wait for minutes.
 
-A client signs as kombu's does for the same queue and talks to the same endpoint, but with short
-timeouts and without retries of its own: the keeper asks again anyway, and sooner.
+A client signs as kombu's does for the same queue and uses the same endpoint, but with short
+timeouts and without retries: the keeper repeats a call anyway, and sooner.
 
 Uses of kombu internals, as read in 5.5.4 and 5.7.0: ``Channel.sqs``, ``predefined_queues`` and the
-transport options ``sts_role_arn`` and ``sts_token_timeout``; and of botocore, what kombu uses there
-too: ``client._request_signer._credentials``.
+transport options ``sts_role_arn`` and ``sts_token_timeout``; and of botocore's, one that kombu uses
+there, too: ``client._request_signer._credentials``.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +18,20 @@ import botocore.session
 from botocore.config import Config
 from botocore.credentials import RefreshableCredentials
 
-#: Seconds within which a call has ended, and for each the limits (connect, read) that make it so.
+from celery_lease.brokers.sqs.calls import AT_ONCE
+
+#: The most seconds of a call, and the limits (connect, read) for each.
 TIMEOUTS = {4.0: (1.5, 2.5), 1.0: (0.4, 0.6)}
+#: Connections that a client keeps; the keeper's calls and the main loop's may coincide.
+CONNECTIONS = 2 * AT_ONCE
 #: Seconds before their end at which temporary credentials are renewed: at most, at least. SQS's
-#: shortest are good for 900.
+#: shortest credentials are valid for 900.
 _RENEW, _RENEW_AT_LATEST = 240, 60
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How one queue's API is reached and signed for."""
+    """The endpoint and the credentials for one queue's API."""
 
     credentials: Any
     region: str
@@ -35,7 +40,7 @@ class Access:
 
     @classmethod
     def of(cls, channel: Any, queue: str) -> Access:
-        """Read it off kombu's client for a *queue*, named as at SQS."""
+        """Read them from kombu's client for a *queue*, named as at SQS."""
         template = channel.sqs(queue=queue)
         role = channel.transport_options.get("sts_role_arn")
         if role and channel.predefined_queues:
@@ -46,11 +51,14 @@ class Access:
         return cls(credentials, meta.region_name, meta.endpoint_url, meta.config)
 
     def client(self, connect: float, read: float) -> Any:
-        """Make a client; creating it does not connect."""
+        """Create a client; that does not connect."""
         session = botocore.session.Session()
         session.register_component("credential_provider", _Given(self.credentials))
         limits = Config(
-            connect_timeout=connect, read_timeout=read, retries={"total_max_attempts": 1}
+            connect_timeout=connect,
+            read_timeout=read,
+            retries={"total_max_attempts": 1},
+            max_pool_connections=CONNECTIONS,
         )
         return session.create_client(
             "sqs",
@@ -61,41 +69,47 @@ class Access:
 
 
 class Clients:
-    """Clients by queue and patience, made when first needed. Any thread may ask.
+    """Clients by queue and timeout, created when first needed. From any thread.
 
-    Queues with the same access share theirs; two threads that both make one make one too many.
+    Queues with the same access share a client.
     """
 
     def __init__(self) -> None:
         self._accesses: dict[str, Access] = {}
         self._clients: dict[tuple[Access, float], Any] = {}
+        #: Held while a client is created, by any thread that needs one; nothing is sent meanwhile.
+        #: Reentrant, because a signal handler may interrupt its holder and need one, too.
+        self._making = threading.RLock()
 
     def learn(self, channel: Any, queue: str) -> None:
-        """Find out how to reach a *queue*, named as at SQS, unless that is known."""
+        """Read the access to a *queue*, named as at SQS, unless it is known."""
         if queue not in self._accesses:
             self._accesses[queue] = Access.of(channel, queue)
 
     def client(self, queue: str, within: float) -> Any:
-        """Return a client whose calls end *within* so many seconds, or within the least there is.
+        """Return a client whose calls end *within* these seconds, or within the least possible.
 
         Raises:
-            KeyError: Nothing was learned of the queue.
+            KeyError: The queue's access was not read.
         """
         patience = max((each for each in TIMEOUTS if each <= within), default=min(TIMEOUTS))
         key = self._accesses[queue], patience
         client = self._clients.get(key)
-        if client is None:
-            client = self._clients[key] = self._accesses[queue].client(*TIMEOUTS[patience])
-        return client
+        if client is not None:
+            return client
+        with self._making:
+            if key not in self._clients:
+                self._clients[key] = self._accesses[queue].client(*TIMEOUTS[patience])
+            return self._clients[key]
 
     def close(self) -> None:
-        """Close all connections; later calls make new ones."""
+        """Close all connections; later calls create new clients."""
         while self._clients:
             self._clients.popitem()[1].close()
 
 
 class _Given:
-    """A credential provider for a session that was given its credentials."""
+    """A credential provider that returns given credentials."""
 
     def __init__(self, credentials: Any) -> None:
         self._credentials = credentials
@@ -105,7 +119,7 @@ class _Given:
 
 
 def _assumed(role: str, seconds: int) -> Any:
-    """Return credentials of an assumed role that renew themselves in whichever thread signs."""
+    """Return credentials of an assumed role; the thread that signs renews them."""
 
     def assume() -> dict[str, str]:
         limits = Config(connect_timeout=2, read_timeout=3, retries={"total_max_attempts": 1})

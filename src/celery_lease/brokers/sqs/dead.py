@@ -1,10 +1,10 @@
-"""Dead letters on SQS: messages in a queue of their own, with an attribute of what became of them.
+"""Dead letters on SQS: copies in a queue of their own, with an attribute for their history.
 
-For queues without a redrive policy; where there is one, SQS moves messages by itself. SQS moves
-nothing for others, so a letter is a copy that is sent before the message is deleted: if that is
-not answered it may be there twice, but never not at all.
+For queues without a redrive policy; with one, SQS moves messages by itself. Otherwise SQS cannot
+move a message, so a dead letter is a copy that is sent before the message is deleted: without an
+answer there may be two, but there is never none.
 
-SQS shows a message only by giving it out. What is looked at is hidden from all others for
+SQS shows a message only by a receipt. So a letter that was read is hidden from all others for
 :data:`HIDDEN` seconds, or until :meth:`SqsDeadLetters.close`.
 """
 
@@ -30,22 +30,27 @@ if TYPE_CHECKING:
     from celery_lease.brokers.sqs.clients import Clients
     from celery_lease.brokers.sqs.receipts import Receipt
 
-#: The attribute of a letter that says where it came from, since when it is dead, and its losses.
+#: Attribute of a dead letter: its origin, the time of its move, and its losses.
 DEAD = "celery_lease_dead"
-#: Seconds that a letter waits for somebody to look at it: the longest that SQS keeps anything.
+#: Seconds that a letter is kept: the most that SQS allows.
 KEPT = 14 * 24 * 3600
-#: Seconds for which a letter that somebody looks at is hidden from others.
+#: Seconds for which a letter that was read is hidden from others.
 HIDDEN = 120
 #: Longest wait for the answer to one call, in seconds.
 PATIENCE = 4.0
+#: Bytes that all regions and servers take as one message, and the part of them that is reserved for
+#: the fixed fields of a letter.
+LONGEST, BESIDE = 262_144, 4096
 _MISSING = ("QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue")
 
 
-def copy(client: Any, receipt: Receipt, queue: str, losses: int, at: datetime) -> None:
-    """Send a copy of a message to a dead-letter *queue*, which is made if there is none.
+def copy(client: Any, receipt: Receipt, queue: str, known: Mapping[str, Any], at: datetime) -> None:
+    """Send a copy of a message to a dead-letter *queue*, which is created if it is missing.
+
+    The worker's *known* facts, ``losses``, ``about`` and ``history``, go with it.
 
     Raises:
-        BotoCoreError, ClientError: It was not answered; the copy may or may not be there.
+        BotoCoreError, ClientError: There was no answer; the copy may or may not be there.
     """
     raw = receipt.raw
     attributes = raw.get("Attributes") or {}
@@ -54,8 +59,8 @@ def copy(client: Any, receipt: Receipt, queue: str, losses: int, at: datetime) -
         "url": receipt.url,
         "group": attributes.get("MessageGroupId"),
         "deliveries": int(attributes.get("ApproximateReceiveCount", 0)),
-        "losses": losses,
         "at": at.timestamp(),
+        **known,
     }
     target = _name(queue)
     url = _made(client, target)
@@ -63,25 +68,32 @@ def copy(client: Any, receipt: Receipt, queue: str, losses: int, at: datetime) -
     _send(client, url, raw, {**(raw.get("MessageAttributes") or {}), DEAD: attribute}, told)
 
 
+def room(receipt: Receipt) -> int:
+    """Return the bytes that are free for a history beside a message."""
+    attributes = receipt.raw.get("MessageAttributes") or {}
+    taken = len(receipt.raw["Body"].encode()) + len(json.dumps(attributes, default=str))
+    return LONGEST - BESIDE - taken
+
+
 class SqsDeadLetters:
     """The dead-letter queues of one account; implements :class:`~.core.dead.DeadLetters`."""
 
     def __init__(self, clients: Clients, channel: Any) -> None:
-        """*channel* is a live kombu one, for its way to reach queues that nobody consumes."""
+        """*channel* is a live kombu channel, for the access to queues that have no consumer."""
         self._clients, self._channel = clients, channel
         self._hidden: dict[str, tuple[str, str]] = {}  # name and URL of the queue, by handle
 
     def queues(self, likely: Sequence[str]) -> list[str]:
-        """Return those of the *likely* queues that hold something."""
+        """Return the *likely* queues that are not empty."""
         return [queue for queue in likely if self._length(queue)]
 
     def letters(self, queue: str) -> Iterator[DeadLetter]:
-        """Yield what lies in a *queue*, the oldest first, as far as SQS shows it at this time."""
+        """Yield the dead letters of a *queue*, the oldest first, as far as SQS shows them now."""
         found = [letter for raw in self._receive(queue) if (letter := _letter(queue, raw))]
         yield from sorted(found, key=lambda letter: letter.died_at or 0.0)
 
     def retry(self, letter: DeadLetter) -> bool:
-        """Send a letter back to the queue it came from; False: it is not there any more."""
+        """Replay a letter to its own queue; False: it is no longer there."""
         raw = json.loads(letter.text)
         if raw["ReceiptHandle"] not in self._hidden:
             return False
@@ -91,14 +103,14 @@ class SqsDeadLetters:
         return self._delete(raw["ReceiptHandle"])
 
     def purge(self, letter: DeadLetter) -> bool:
-        """Throw a letter away; False: it is not there any more."""
+        """Discard a letter; False: it is no longer there."""
         return self._delete(json.loads(letter.text)["ReceiptHandle"])
 
     def close(self) -> None:
-        """Show to others what was looked at and is still there."""
+        """Show the letters that were read, and not replayed or discarded, to others again."""
         while self._hidden:
             handle, (name, url) = self._hidden.popitem()
-            with suppress(BotoCoreError, ClientError):  # then it shows itself
+            with suppress(BotoCoreError, ClientError):  # then its timeout passes
                 self._client(name).change_message_visibility(
                     QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=0
                 )
@@ -134,7 +146,7 @@ class SqsDeadLetters:
         return int(answer["Attributes"][wanted])
 
     def _find(self, queue: str) -> tuple[str, str]:
-        """Return a queue's name at SQS and its URL; an empty one if there is no such queue."""
+        """Return a queue's name at SQS and its URL; "" for the URL if there is no such queue."""
         prefix = self._channel.queue_name_prefix
         name = _name(queue if queue.startswith(prefix) else prefix + queue)
         try:
@@ -145,7 +157,7 @@ class SqsDeadLetters:
             return name, ""
 
     def _client(self, name: str) -> Any:
-        """Return a client for a queue; one that is not predefined is reached as the others are."""
+        """Return a client for a queue; if it is not predefined, the client of a predefined one."""
         try:
             self._clients.learn(self._channel, name)
         except UndefinedQueueException:
@@ -155,12 +167,12 @@ class SqsDeadLetters:
 
 
 def _name(queue: str) -> str:
-    """Return a queue's name as SQS has it: no dots, as kombu does it."""
+    """Return a queue's name at SQS: without dots, as kombu converts it."""
     return str(Channel.entity_name(None, queue))  # type: ignore[arg-type]
 
 
 def _made(client: Any, name: str) -> str:
-    """Return the URL of a queue, which is made if there is none."""
+    """Return the URL of a queue, which is created if it is missing."""
     try:
         return str(client.get_queue_url(QueueName=name)["QueueUrl"])
     except ClientError as exc:
@@ -189,19 +201,20 @@ def _send(
 
 
 def _letter(queue: str, raw: Mapping[str, Any]) -> DeadLetter | None:
-    """Read a message; None for one that something else put into the queue."""
+    """Parse a message; None if it is no dead letter of celery-lease."""
     try:
         told = json.loads(raw["MessageAttributes"][DEAD]["StringValue"])
         payload = _payload(raw["Body"])
-        headers = payload.get("headers") or {}
+        headers, about = payload.get("headers") or {}, told.get("about") or {}
         return DeadLetter(
-            task_id=str(headers.get("id") or ""),
-            task=str(headers.get("task") or ""),
+            task_id=str(headers.get("id") or about.get("id") or ""),
+            task=str(headers.get("task") or about.get("task") or ""),
             queue=queue,
             origin=told["queue"],
             key=told["url"],
             died_at=told["at"],
             losses=told["losses"],
+            history=tuple(told.get("history") or ()),
             headers=headers,
             body=body_of(payload),
             text=json.dumps(
@@ -213,7 +226,7 @@ def _letter(queue: str, raw: Mapping[str, Any]) -> DeadLetter | None:
 
 
 def _payload(body: str) -> dict[str, Any]:
-    """Read a body, which kombu writes as Base64 unless told otherwise."""
+    """Decode a body; kombu's default is Base64."""
     with suppress(binascii.Error, ValueError):
         body = base64.b64decode(body, validate=True).decode()
     payload: dict[str, Any] = json.loads(body)

@@ -1,15 +1,15 @@
-"""The lease calls of SQS: entries of batches, ten to a call, and what their answers mean.
+"""The SQS driver: entries of batch calls, ten to a call, and the meaning of their answers.
 
-Nothing here decides, but for one thing that SQS leaves to its clients: nothing is sent under a
-receipt handle that may be stale. Errors of the client library stop in this module: whatever was
-not answered clearly is :attr:`Answer.UNKNOWN`.
+It decides nothing, except for one rule that SQS leaves to its clients: nothing is sent under a
+receipt handle that may be stale. Errors of the client library stop in this module: without a clear
+answer the result is :attr:`Answer.UNKNOWN`.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import (
@@ -20,8 +20,11 @@ from botocore.exceptions import (
 )
 
 from celery_lease.brokers.losses import Losses
+from celery_lease.brokers.settling import VirtualDriver
 from celery_lease.brokers.sqs import dead
 from celery_lease.brokers.sqs.answers import answers_of, failures_of
+from celery_lease.brokers.sqs.calls import do_all
+from celery_lease.brokers.sqs.channel import Leasing, longest_poll
 from celery_lease.brokers.sqs.clients import Clients
 from celery_lease.brokers.sqs.dead import SqsDeadLetters
 from celery_lease.brokers.sqs.fencing import fencing_token
@@ -29,52 +32,41 @@ from celery_lease.brokers.sqs.queues import Queue, Queues
 from celery_lease.brokers.sqs.receipts import Receipt, Receipts
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal, Terms
+from celery_lease.core.driver import NO_BROADCASTS
+from celery_lease.core.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from celery_lease.brokers.sqs.receipts import Arrival
     from celery_lease.core.clock import Clock
+    from celery_lease.core.findings import Doctor
 
 logger = logging.getLogger(__name__)
 
 #: Entries in one call, SQS's limit.
 BATCH = 10
-#: Longest wait for all answers to one question from the worker's main thread, in seconds.
+#: Longest wait for all answers to one call from the worker's main thread, in seconds.
 ANSWER_TIMEOUT = 5.0
-#: Seconds after its receipt from which SQS hides a message no longer, whatever was asked.
+#: Seconds after its receipt from which on SQS hides a message no longer, regardless of extensions.
 LONGEST = 43_200
-#: Seconds before that at which a lease ends, so that its task can be told and clocks may differ.
+#: Seconds before that at which a lease ends, so that its task learns of it and clocks may differ.
 MARGIN = 60
 #: Seconds between two looks at the queues' attributes.
 QUEUES_INTERVAL = 300.0
 
-#: After these nothing was done; after any other error it may have been.
+#: After these errors the call had no effect; after any other error it may have had.
 _NOT_DONE = (ClientError, ConnectTimeoutError, EndpointConnectionError)
 
 _CHANGE, _DELETE = "change_message_visibility_batch", "delete_message_batch"
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """A message as it came, before it is claimed."""
-
-    handle: str
-    queue: str  #: its queue's name at SQS
-    url: str
-    receives: int  #: this one included
-    asked_at: float  #: clock reading before the poll was sent
-    served_at: int  #: when SQS answered, in seconds since 1970
-    sent_ms: int | None  #: when the message was sent, in milliseconds since 1970, if known
-    backoff: int = 0
-    raw: Mapping[str, Any] = field(default_factory=dict)  #: the message as SQS gave it
-
-
-@dataclass(frozen=True, slots=True)
 class _Entry:
-    """What is asked of one message."""
+    """A change of one message."""
 
     receipt: Receipt
-    seconds: int | None = None  #: the new visibility timeout; None deletes
+    seconds: int | None = None  #: the new visibility timeout; None: delete it
 
     def as_sent(self, number: str) -> dict[str, Any]:
         entry: dict[str, Any] = {"Id": number, "ReceiptHandle": self.receipt.handle}
@@ -83,32 +75,57 @@ class _Entry:
         return entry
 
 
-class SqsDriver:
+class SqsDriver(VirtualDriver):
     """Leases on the queues of one connection. Thread-safe; not for use across a fork."""
 
     capabilities = Capabilities(
         extends=True, fences=False, confirms=False, granularity=1.0, tells_losses=False, buries=True
     )
+    channel_class = Leasing
+    label = "SQS"
+    unaskable = NO_BROADCASTS  # a try would leave a queue behind
+    lookup = (
+        "SQS does not tell which messages wait in a queue, or who received one; how many there "
+        "are: ApproximateNumberOfMessages and ApproximateNumberOfMessagesNotVisible of the queue"
+    )
 
     def __init__(self, clock: Clock, clients: Clients | None = None, channel: Any = None) -> None:
-        """Of *channel* only an operator's command has need, for queues that nobody consumes."""
+        """Only commands need *channel*, for queues that have no consumer."""
         self.clients = clients or Clients()
-        self._losses = Losses()
-        self._copied: set[str] = set()  # tags of what is in a dead-letter queue, but not deleted
+        self._losses = Losses(clock)
+        self._copied: set[str] = set()  # tags of messages that are copied and not deleted
         self._letters = SqsDeadLetters(self.clients, channel)
         self.queues = Queues(self.clients)
         self.receipts = Receipts()
         self._clock = clock
-        self._silent: set[str] = set()  # queues whose last call was not answered
+        #: Queues whose last call failed, with the error. From any thread: each step is atomic.
+        self._silent: dict[str, Exception] = {}
         self._queues_read_at = clock.now()
 
+    @classmethod
+    def connect(cls, channel: Any, clock: Clock | None = None) -> SqsDriver:
+        """Return a driver; it learns each queue's access from a kombu *channel* at its consume."""
+        return cls(clock or SystemClock(), channel=channel)
+
+    @classmethod
+    def longest_poll(cls, connection: Any) -> float:
+        """Return the seconds for which a worker's last poll may go on."""
+        return longest_poll(connection)
+
+    @classmethod
+    def doctor(cls) -> Doctor:
+        """Return the module with the checks of this broker."""
+        from celery_lease.brokers.sqs import doctor  # noqa: PLC0415  (no worker needs it)
+
+        return doctor
+
     def learn(self, channel: Any, queue: str, url: str) -> Queue:
-        """Find out how to reach a *queue* that will be consumed, and its attributes."""
+        """Read the access to a *queue* that will be consumed, and its attributes."""
         self.clients.learn(channel, queue)
         return self.queues.learn(queue, url)
 
     def claim(self, arrival: Arrival, terms: Terms, now: float) -> Claim | None:
-        """Take a received message under a lease; None if it may be somebody else's by now."""
+        """Put a received message under a lease; None if it may be visible to others by now."""
         queue = self.queues.get(arrival.url)
         good_until = arrival.asked_at + queue.visibility
         if good_until <= now:
@@ -117,13 +134,20 @@ class SqsDriver:
             arrival.handle, arrival.queue, arrival.url, good_until, arrival.backoff, arrival.raw
         )
         self.receipts.add(receipt)
+        token = fencing_token(arrival.served_at, arrival.sent_ms, arrival.receives)
         return Claim(
             tag=arrival.handle,
-            token=fencing_token(arrival.served_at, arrival.sent_ms, arrival.receives),
+            token=token,
             queue=arrival.queue,
             deliveries=arrival.receives,
             losses=self._losses.delivered(
-                arrival.handle, arrival.raw.get("MessageId", ""), again=arrival.receives > 1
+                arrival.handle,
+                arrival.raw.get("MessageId", ""),
+                again=arrival.receives > 1,
+                waits=terms.waits,
+                deliveries=arrival.receives,
+                worker=terms.about.get("worker"),
+                token=token,
             ),
             asked_at=now,
             seconds=min(terms.seconds, good_until - now),
@@ -135,7 +159,7 @@ class SqsDriver:
     def extend(
         self, renewals: Sequence[Renewal], *, timeout: float = ANSWER_TIMEOUT
     ) -> list[Answer]:
-        """Move expiries, rounded up to whole seconds; what is late cannot be told from taken."""
+        """Move expiries, rounded up to whole seconds; an expired lease cannot be checked."""
         asked_at = self._clock.now()
         entries: list[_Entry | Answer] = []
         for each in renewals:
@@ -146,39 +170,52 @@ class SqsDriver:
                 entries.append(_Entry(receipt, min(math.ceil(each.seconds), LONGEST)))
         return self._ask(_CHANGE, entries, timeout)
 
+    def begin(self, tags: Sequence[str]) -> list[Answer]:
+        """Record that tasks begin: from now on, the end of one without an outcome is a loss."""
+        self._losses.begin(tags)
+        return [Answer.HELD] * len(tags)
+
     def complete(self, tags: Sequence[str]) -> list[Answer]:
         """Delete messages."""
+        self._losses.ended(tags)
         return self._ask(_DELETE, [self._entry(tag) for tag in tags], ANSWER_TIMEOUT)
 
     def hand_back(
-        self, tags: Sequence[str], *, orderly: bool = True, front: bool = True
+        self,
+        tags: Sequence[str],
+        *,
+        orderly: bool = True,
+        front: bool = True,
+        why: Mapping[str, object] | None = None,
     ) -> list[Answer]:
-        """Make messages visible at once; SQS neither keeps an order nor asks why.
+        """Make messages visible at once; SQS neither keeps an order nor stores a reason.
 
-        Those that are rejected rather than handed back, not to the *front*, wait as long as
-        kombu's backoff policy for their task says.
+        Messages that were rejected rather than requeued, with *front* False, wait for the seconds
+        of kombu's backoff policy for their task.
         """
-        if not orderly:
+        if orderly:
+            self._losses.ended(tags)
+        else:
             for tag in tags:
-                self._losses.lost(tag)
+                self._losses.lost(tag, why)
         return self._ask(_CHANGE, [self._entry(tag, front=front) for tag in tags], ANSWER_TIMEOUT)
 
+    def ended(self, tags: Sequence[str]) -> None:
+        """Record that deliveries end in order, before the call: SQS may serve them at once."""
+        self._losses.ended(tags)
+
     def release(self, queue: str, url: str, handles: Sequence[str]) -> None:
-        """Make messages visible that were received for nobody, right after their arrival."""
+        """Make messages visible that no consumer takes, right after their receipt."""
         until = self._clock.now() + self.queues.get(url).visibility
         for handle in handles:
             self.receipts.add(Receipt(handle, queue, url, until))
         answers = self.hand_back(handles)
         if Answer.UNKNOWN in answers:
             logger.warning(
-                "%d messages of queue %s stay invisible for its visibility timeout",
-                answers.count(Answer.UNKNOWN),
+                "queue %s: its visibility timeout has to pass for %s, which could not be released",
                 queue,
+                counted(answers.count(Answer.UNKNOWN), "message"),
             )
-
-    def return_unclaimed(self, attempts: Sequence[Any]) -> list[Answer]:
-        """Do nothing: what was not claimed becomes visible by itself."""
-        return [Answer.HELD] * len(attempts)
 
     def reap(self, *, limit: int) -> list[Reaped]:
         """Return nothing: expired messages are visible by themselves. Forget stale handles."""
@@ -190,15 +227,20 @@ class SqsDriver:
             self.queues.refresh()
         return []
 
-    def bury(self, tag: str, queue: str) -> Answer:
-        """Copy a message to a dead-letter queue, which is made if need be, and delete it then."""
+    def bury(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
+        """Copy a message to a dead-letter queue, which is created if needed, and then delete it."""
         receipt = self.receipts.good(tag, self._clock.now())
         if receipt is None:
             return Answer.LOST
         if tag not in self._copied:
             try:
                 client = self.clients.client(receipt.queue, ANSWER_TIMEOUT)
-                dead.copy(client, receipt, queue, self._losses.of(tag), self._clock.wall())
+                told = {
+                    "losses": self._losses.of(tag),
+                    "about": dict(about or {}),
+                    "history": self._losses.history(tag, dead.room(receipt)),
+                }
+                dead.copy(client, receipt, queue, told, self._clock.wall())
             except (BotoCoreError, ClientError) as exc:
                 self._tell(receipt.queue, exc)
                 return Answer.UNKNOWN
@@ -209,7 +251,7 @@ class SqsDriver:
         return answer
 
     def dead_letters(self) -> SqsDeadLetters:
-        """Return the dead-letter queues; what is looked at there is hidden until :meth:`close`."""
+        """Return the dead-letter queues; letters that were read are hidden until :meth:`close`."""
         return self._letters
 
     def close(self) -> None:
@@ -228,19 +270,22 @@ class SqsDriver:
     def _ask(
         self, operation: str, entries: Sequence[_Entry | Answer], timeout: float
     ) -> list[Answer]:
-        """Ask in tens, by queue; what could not be asked in time is unanswered."""
+        """Call in tens, by queue, several at once; calls that would be too late are unanswered."""
         answers = [each if isinstance(each, Answer) else Answer.UNKNOWN for each in entries]
         give_up_at = self._clock.now() + timeout
-        silent: set[str] = set()
-        for batch in _tens(entries):
+        silent: set[str] = set()  # shared by the threads, like the answers: each step is atomic
+
+        def ask(batch: list[tuple[int, _Entry]]) -> None:
             url = batch[0][1].receipt.url
             left = give_up_at - self._clock.now()
             if url in silent or left <= 0:
-                continue
+                return
             for index, answer in self._ask_ten(operation, batch, left).items():
                 answers[index] = answer
             if all(answers[index] is Answer.UNKNOWN for index, _ in batch):
                 silent.add(url)
+
+        do_all(ask, _tens(entries))
         return answers
 
     def _ask_ten(
@@ -272,25 +317,24 @@ class SqsDriver:
         }
 
     def _tell(self, queue: str, error: Exception | None) -> None:
-        """Log that a queue's calls are not answered, or are again; each time only once."""
-        if error is None and queue in self._silent:
-            self._silent.discard(queue)
-            logger.info("SQS answers for the leases of queue %s again", queue)
-        elif error is not None and queue not in self._silent:
-            self._silent.add(queue)
+        """Log that calls for a queue stopped being answered, or are answered again; each once."""
+        if error is None:
+            if self._silent.pop(queue, None) is not None:
+                logger.info("SQS answers for the leases of queue %s again", queue)
+        elif self._silent.setdefault(queue, error) is error:
             logger.warning("SQS does not answer for the leases of queue %s: %s", queue, error)
 
     def _note_silence(self, entries: Iterable[_Entry], asked_at: float) -> None:
-        """Take the worst from a call that may have reached SQS although no answer came.
+        """Assume the worst of a call that may have reached SQS although there was no answer.
 
-        What may be visible again may be somebody else's: it is not asked for once more.
+        A message that may be visible again may have another holder: no further call is made for it.
         """
         for each in entries:
             if each.seconds is not None:
                 self.receipts.maybe_moved(each.receipt.handle, asked_at + each.seconds)
 
     def _note(self, entry: _Entry, answer: Answer, asked_at: float) -> Answer:
-        """Keep the book of handles; an extension that was granted too late proves nothing."""
+        """Update the handle; an extension that was granted too late proves nothing."""
         handle, seconds = entry.receipt.handle, entry.seconds
         if answer is Answer.UNKNOWN:
             return answer
@@ -305,7 +349,7 @@ class SqsDriver:
 
 
 def _tens(entries: Sequence[_Entry | Answer]) -> Iterator[list[tuple[int, _Entry]]]:
-    """Yield what is to be asked, with its place, in batches of one queue each."""
+    """Yield the entries to call for, with their indexes, in batches of one queue each."""
     queues: dict[str, list[tuple[int, _Entry]]] = {}
     for index, entry in enumerate(entries):
         if isinstance(entry, _Entry):
@@ -313,8 +357,3 @@ def _tens(entries: Sequence[_Entry | Answer]) -> Iterator[list[tuple[int, _Entry
     for questions in queues.values():
         for start in range(0, len(questions), BATCH):
             yield questions[start : start + BATCH]
-
-
-def connect(channel: Any, clock: Clock | None = None) -> SqsDriver:
-    """Make a driver; of a kombu *channel* it learns queue by queue, as they are consumed."""
-    return SqsDriver(clock or SystemClock(), channel=channel)

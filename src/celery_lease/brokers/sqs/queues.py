@@ -1,4 +1,4 @@
-"""What the driver must know of a queue: how long it hides messages, and its redrive policy."""
+"""Reads the attributes of queues that leases need: visibility timeout and redrive policy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from celery_lease.core.words import counted
+
 if TYPE_CHECKING:
     from celery_lease.brokers.sqs.clients import Clients
 
 logger = logging.getLogger(__name__)
 
-#: Visibility timeout of a queue that was created without one; for a queue that may not be asked.
+#: Visibility timeout of a queue that was created without one; the guess if it cannot be read.
 USUAL_VISIBILITY = 30
 #: Longest wait for a queue's attributes, in seconds.
 PATIENCE = 5.0
@@ -26,8 +28,8 @@ _ATTRIBUTES = ["VisibilityTimeout", "RedrivePolicy"]
 class Queue:
     """A queue's attributes, as last read."""
 
-    visibility: int = USUAL_VISIBILITY  #: seconds; the first lease of a message is no longer
-    most_receives: int | None = None  #: then SQS moves a message to the dead-letter queue
+    visibility: int = USUAL_VISIBILITY  #: in seconds; the first lease of a message is no longer
+    most_receives: int | None = None  #: SQS then moves a message to the dead-letter queue
 
 
 class Queues:
@@ -39,7 +41,7 @@ class Queues:
         self._known: dict[str, Queue] = {}
 
     def learn(self, name: str, url: str) -> Queue:
-        """Read a queue's attributes and return them; warn of what makes leases hard there."""
+        """Read and return a queue's attributes; log those that limit leases."""
         self._names[url] = name
         before, queue = self._known.get(url), self._read(name, url)
         self._known[url] = queue
@@ -48,11 +50,11 @@ class Queues:
         return queue
 
     def get(self, url: str) -> Queue:
-        """Return what is known of a queue, or cautious guesses."""
+        """Return a queue's attributes; cautious guesses if they are unknown."""
         return self._known.get(url, Queue())
 
     def refresh(self) -> None:
-        """Read all attributes again: they may be changed at any time."""
+        """Read all attributes again: they may change at any time."""
         for url, name in list(self._names.items()):
             self.learn(name, url)
 
@@ -78,10 +80,10 @@ def _queue(attributes: dict[str, Any]) -> Queue:
 def _tell(name: str, queue: Queue) -> None:
     if queue.most_receives is not None:
         logger.info(
-            "queue %s has a dead-letter queue at SQS, after %d receives: that one decides, not "
+            "queue %s has a dead-letter queue at SQS, after %s: that one decides, not "
             "lease_max_deliveries",
             name,
-            queue.most_receives,
+            counted(queue.most_receives, "receive"),
         )
     if queue.visibility < 1:
         logger.error(

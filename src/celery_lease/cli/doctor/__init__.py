@@ -1,7 +1,7 @@
-"""``celery -A proj lease doctor``: what is wrong with an app, its broker and its workers.
+"""``celery -A proj lease doctor``: checks an app, its broker and its workers.
 
 One module for each subject; each yields :class:`~.findings.Finding`, none changes anything. Every
-``celery`` command imports this package, so what examines is imported when it is asked for.
+``celery`` command imports this package, so the checks are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from celery_lease.cli.workers import TIMEOUT
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-@click.option("--strict", is_flag=True, help="End with 1 for warnings too.")
+@click.option("--strict", is_flag=True, help="Exit with status 1 for warnings, too.")
 @TIMEOUT
 @click.option(
     "--grace-period",
     "grace",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="What workers are given to stop: terminationGracePeriodSeconds, TimeoutStopSec, "
+    help="Seconds that workers have to stop: terminationGracePeriodSeconds, TimeoutStopSec, "
     "stopwaitsecs, stop_grace_period.",
 )
 @click.option(
@@ -32,7 +32,7 @@ from celery_lease.cli.workers import TIMEOUT
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="SECONDS",
-    help="How much of the grace period passes before SIGTERM, in a preStop hook.",
+    help="Seconds of the grace period that a preStop hook takes before SIGTERM.",
 )
 @click.option(
     "--levels",
@@ -43,10 +43,10 @@ from celery_lease.cli.workers import TIMEOUT
 )
 @click.pass_context
 def doctor(ctx: click.Context, /, as_json: bool, strict: bool, **asked: Any) -> None:
-    """Check this app, its broker and the workers that are up; change nothing.
+    """Check the app, its broker and its workers.
 
-    Each finding says what was seen, what comes of it, and what to do. Ends with 1 if there is an
-    error.
+    Each finding has what was seen, its consequence, and what to do. Nothing is changed. Exits with
+    status 1 if there is an error.
     """
     from .examine import Request, examine  # noqa: PLC0415  (see above)
     from .report import show  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Whether whatever stops the workers gives them the time that their settings ask for.
+"""Checks whether the deployment gives workers enough time to stop.
 
 The rule is that of docs/shutdown.md.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from celery_lease.cli.doctor.findings import Finding, error, notice, ok, warning
-from celery_lease.cli.group import MARGIN
-from celery_lease.core.policy import plain
-from celery_lease.group import longest_stop
+from celery_lease import brokers
+from celery_lease.core.findings import Finding, error, notice, ok, warning
+from celery_lease.core.words import plain
+from celery_lease.group import MARGIN, longest_stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,19 +20,21 @@ if TYPE_CHECKING:
 
 
 def check(case: Case, grace: float | None, levels: int, before: float) -> Iterator[Finding]:
-    """Yield what a grace period of *grace* seconds is worth.
+    """Yield the findings about a grace period of *grace* seconds.
 
     Args:
         case: The app.
-        grace: Seconds between the first sign and SIGKILL; None: unknown.
-        levels: How many different priorities a group of workers has.
-        before: Seconds of these that pass before SIGTERM, in a preStop hook.
+        grace: Seconds between the first signal and SIGKILL; None: unknown.
+        levels: The number of different priorities in a group of workers.
+        before: Seconds of the grace period that pass before SIGTERM, in a preStop hook.
     """
     yield from _signals()
     if case.loaded is None:
         return
     timeout = max(policy.shutdown_timeout for policy in [case.loaded.policy, *case.leases])
-    needed = before + longest_stop(timeout + MARGIN, levels)
+    connection = case.app.connection_for_read()  # never opened
+    poll = brokers.driver_class(connection.transport.driver_type).longest_poll(connection)
+    needed = before + longest_stop(max(timeout, poll) + MARGIN, levels)
     if grace is None:
         yield notice(
             "deploy.grace",
@@ -44,18 +46,22 @@ def check(case: Case, grace: float | None, levels: int, before: float) -> Iterat
     elif grace > needed:
         yield ok("deploy.grace", f"a grace period of {plain(grace)} s is above {plain(needed)} s")
     else:
-        yield _too_short(grace, needed, timeout, before)
+        yield _too_short(grace, needed, timeout, poll, before)
 
 
-def _too_short(grace: float, needed: float, timeout: float, before: float) -> Finding:
-    what = f"a grace period of {plain(grace)} s is not above the {plain(needed)} s that a stop may "
-    what += f"take with a lease_shutdown_timeout of {plain(timeout)} s"
+def _too_short(grace: float, needed: float, timeout: float, poll: float, before: float) -> Finding:
     why = "A worker that is killed before it has settled its messages leaves them held until their "
     why += "leases expire: time is lost, not messages."
-    remedy = f"Raise the grace period above {plain(needed)} s, or lower lease_shutdown_timeout."
-    # Shorter than the wait for tasks itself: those that would have ended in time are run again.
-    severe = error if grace <= before + timeout else warning
-    return severe("deploy.grace", what, why, remedy)
+    cause, setting = f"a lease_shutdown_timeout of {plain(timeout)} s", "lease_shutdown_timeout"
+    if poll > timeout:
+        cause = f"polls that take up to {plain(poll)} s"
+        setting = "broker_transport_options['wait_time_seconds']"
+        why += " What its last poll still brings is hidden for the queue's visibility timeout."
+    what = f"a grace period of {plain(grace)} s is not above the {plain(needed)} s that a stop may "
+    remedy = f"Raise the grace period above {plain(needed)} s, or lower {setting}."
+    # Less than the wait for tasks itself: tasks that would end in time are run again.
+    severe = error if grace <= before + max(timeout, poll) else warning
+    return severe("deploy.grace", f"{what}take with {cause}", why, remedy)
 
 
 def _signals() -> Iterator[Finding]:

@@ -1,64 +1,87 @@
-"""The whole examination: what can be reached is asked, and each check has its say.
+"""Runs all checks: of the app, its broker and its workers.
 
-A check that fails says so and stops none of the others.
+A check that fails is reported and stops none of the others.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from celery_lease import brokers
-from celery_lease.cli.broker import BrokerAway, reached
-from celery_lease.cli.doctor import deploy, leases, settings, tasks, workers
-from celery_lease.cli.doctor.case import Case, load_settings, task_policies
-from celery_lease.cli.doctor.findings import Finding, error, ok, warning
+from celery_lease.cli.broker import BrokerAway, BrokerUnfit, reached
+from celery_lease.cli.doctor import deploy, leases, settings, tasks, whole_app, workers
+from celery_lease.cli.doctor.case import Case, covered_tasks, load_settings, task_policies
 from celery_lease.cli.doctor.report import Report
 from celery_lease.cli.doctor.survey import survey
 from celery_lease.core.errors import UnsupportedBroker
+from celery_lease.core.findings import Finding, error, notice, ok, warning
+from celery_lease.core.secrets import address_of, masked
 from celery_lease.settings import LeaseConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from celery import Celery
 
-#: Which module knows a broker, by kombu's ``Transport.driver_type``.
-BROKERS = {"redis": "redis", "sqs": "sqs", "pgmq": "pgmq", "amqp": "rabbitmq"}
+    from celery_lease.core.findings import Doctor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the command was asked. Seconds."""
+    """The options of the command. Times are in seconds."""
 
-    timeout: float  #: for workers to answer
+    timeout: float  #: the wait for workers' replies
     grace: float | None
     levels: int
     before: float
 
 
 def examine(app: Celery, request: Request) -> Report:
-    """Look at an app, its broker and its workers; nothing is changed there."""
+    """Check an app, its broker and its workers, without changing them."""
     with app.connection_for_read() as connection:
         findings = list(_examine(app, connection, request))
-        return Report(app=app.main or "?", broker=connection.as_uri(), findings=findings)
+        told = [_without_passwords(each) for each in findings]
+        return Report(app=app.main or "?", broker=address_of(connection), findings=told)
+
+
+def _without_passwords(finding: Finding) -> Finding:
+    """Return a finding with the passwords of addresses masked."""
+    what, why, remedy = map(masked, (finding.what, finding.why, finding.remedy))
+    return replace(finding, what=what, why=why, remedy=remedy)
+
+
+def examine_here(app: Celery) -> Iterator[Finding]:
+    """Yield the findings about an app's settings and tasks, without a connection."""
+    with app.connection_for_read() as connection:  # never opened
+        yield from map(_without_passwords, _here(app, connection.transport.driver_type))
 
 
 def _examine(app: Celery, connection: Any, request: Request) -> Iterator[Finding]:
+    case = yield from _here(app, connection.transport.driver_type)
+    yield from _guarded("deploy", lambda: deploy.check(case, *_stop(request)))
+    yield from _at_broker(case, connection, request)
+
+
+def _here(app: Celery, driver_type: str) -> Generator[Finding, None, Case]:
     yield from _guarded("tasks.import", lambda: _imported(app))
-    case = Case(app=app, loaded=None, policies={}, driver_type=connection.transport.driver_type)
+    case = Case(app=app, loaded=None, policies={}, driver_type=driver_type)
     loaded = load_settings(app)
     if isinstance(loaded, LeaseConfigError):
         yield from settings.check_errors([loaded])
     else:
         policies, errors = task_policies(app, loaded)
-        case = replace(case, loaded=loaded, policies=policies)
+        case = replace(
+            case,
+            loaded=loaded,
+            policies=policies,
+            refused=len(errors),
+            covered=covered_tasks(app, loaded),
+        )
         yield from settings.check_errors(errors)
     yield from _guarded("settings", lambda: settings.check(case))
     yield from _guarded("tasks", lambda: tasks.check(case))
-    yield from _guarded("deploy", lambda: deploy.check(case, *_stop(request)))
-    yield from _at_broker(case, connection, request)
+    return case
 
 
 def _stop(request: Request) -> tuple[float | None, int, float]:
@@ -66,7 +89,7 @@ def _stop(request: Request) -> tuple[float | None, int, float]:
 
 
 def _imported(app: Celery) -> Iterator[Finding]:
-    """Import what a worker of this app imports, for its tasks."""
+    """Import the modules that a worker of this app imports, for its tasks."""
     try:
         app.loader.import_default_modules()
         app.finalize()
@@ -76,36 +99,39 @@ def _imported(app: Celery) -> Iterator[Finding]:
 
 def _at_broker(case: Case, connection: Any, request: Request) -> Iterator[Finding]:
     try:
-        brokers.check(connection)
+        brokers.kind_of(connection)
         with reached(connection):
-            yield ok("broker.reached", f"{connection.as_uri()} answers")
+            yield ok("broker.reached", f"{address_of(connection)} answers")
             yield from _answering(replace(case, channel=connection.default_channel), request)
     except UnsupportedBroker as exc:
-        yield _unsupported(exc)
+        yield _unsupported(exc, refused=case.loaded is None or case.loaded.enabled)
     except BrokerAway as exc:
         yield _away(exc)
+    except BrokerUnfit as exc:
+        why = "Messages cannot be kept there: neither the broker nor the workers were checked."
+        yield error("broker.prepared", exc.what, why, f"{exc.remedy}.")
 
 
 def _answering(case: Case, request: Request) -> Iterator[Finding]:
     if case.can_ask:
         try:
-            case = replace(case, workers=survey(case.app, case.driver_type, request.timeout))
-        except Exception as exc:  # noqa: BLE001  (whatever kombu's transport raises)
+            case = replace(case, workers=survey(case.app, case.driver, request.timeout))
+        except Exception as exc:  # noqa: BLE001  (kombu's transports raise any kind)
             yield _failed("workers", exc)
-    module = BROKERS.get(case.driver_type)
-    if module is not None:
-        expert: Any = import_module(f"celery_lease.cli.doctor.{module}")
-        yield from _guarded(module, lambda: expert.check(case))
-        case = _with_clock(case, expert)
+    doctor = case.driver.doctor()
+    if doctor is not None:
+        name = (case.driver.label or case.driver_type).lower()
+        yield from _guarded(name, lambda: doctor.check(case))
+        case = _with_clock(case, doctor)
     yield from _guarded("leases", lambda: leases.check(case))
+    yield from _guarded("tasks", lambda: whole_app.check(case))
     yield from _guarded("workers", lambda: workers.check(case, request.timeout))
 
 
-def _with_clock(case: Case, expert: Any) -> Case:
-    read = getattr(expert, "clock", None)
+def _with_clock(case: Case, doctor: Doctor) -> Case:
     try:
-        return replace(case, broker_clock=read(case)) if read else case
-    except Exception:  # noqa: BLE001  (whatever the client raised, the broker's check said it)
+        return replace(case, broker_clock=doctor.clock(case))
+    except Exception:  # noqa: BLE001  (the broker's own check reports it)
         return case
 
 
@@ -118,7 +144,13 @@ def _away(exc: BrokerAway) -> Finding:
     )
 
 
-def _unsupported(exc: UnsupportedBroker) -> Finding:
+def _unsupported(exc: UnsupportedBroker, *, refused: bool) -> Finding:
+    if not refused:
+        return notice(
+            "broker.supported",
+            f"no leases on transport {exc.transport!r}",
+            "With lease_enabled off workers start all the same, and take none.",
+        )
     return error(
         "broker.supported",
         str(exc),
@@ -128,7 +160,7 @@ def _unsupported(exc: UnsupportedBroker) -> Finding:
 
 
 def _guarded(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """Yield what a check finds, or that it failed."""
+    """Yield the findings of a check, or one about its failure."""
     try:
         yield from check()
     except Exception as exc:  # noqa: BLE001  (a client library's, or an app's own)

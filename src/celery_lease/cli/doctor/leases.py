@@ -1,4 +1,4 @@
-"""Whether somebody looks after what was lost: messages that are overdue, and dead letters."""
+"""Checks for overdue messages and dead letters at the broker."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ from typing import TYPE_CHECKING
 
 from celery_lease import brokers
 from celery_lease.cli.dead import likely
-from celery_lease.cli.doctor.findings import Finding, notice, ok, warning
+from celery_lease.core.findings import Finding, notice, ok, warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_lease.cli.doctor.case import Case
-    from celery_lease.core.delivery import Driver, Reaped
+    from celery_lease.core.delivery import Reaped
+    from celery_lease.core.driver import Driver
 
-#: So many are counted.
+#: The most messages that are counted.
 MANY = 1000
-#: Sweeps that a message may be missed by, and seconds between two of plain workers, as kombu's are.
+#: Sweeps that may miss a message, and seconds between two sweeps of plain workers, kombu's
+#: interval.
 SWEEPS, PLAIN_SWEEP = 3, 100.0
 
 
 def check(case: Case) -> Iterator[Finding]:
-    """Yield what lies at the broker and should not, as far as its driver can tell."""
+    """Yield the findings about messages at the broker, as far as its driver sees them."""
     driver = brokers.driver(case.channel)
     try:
         if driver.capabilities.reaps:
             yield _overdue(case, driver)
-        if driver.capabilities.buries:
+        if driver.capabilities.buries and case.loaded:  # without settings their names are unknown
             yield _dead(case, driver)
     finally:
         driver.close()
@@ -42,11 +44,22 @@ def _overdue(case: Case, driver: Driver) -> Finding:
     worst = max(each.late for each in missed)
     return warning(
         "leases.overdue",
-        f"{_count(len(missed))} messages are overdue, by up to {worst:.0f} s",
+        f"{_count(len(missed))} {'message is' if len(missed) == 1 else 'messages are'} overdue, by "
+        f"up to {worst:.0f} s",
         "Their leases, or for plain ones the visibility timeout, are over, and nobody has returned "
-        "them to their queues: no worker with leases is up.",
-        "Start one, or return them by `celery -A APP lease reap`.",
+        f"them to their queues: {_who_should(case)}",
+        "Return them by `celery -A APP lease reap`.",
     )
+
+
+def _who_should(case: Case) -> str:
+    """Return a sentence about the workers with leases, which should return them."""
+    if not case.can_ask:
+        return "whether a worker with leases is up cannot be asked here."
+    up = [each.name for each in case.workers if each.leased]
+    if not up:
+        return "no worker with leases answers. Start one, and it will."
+    return f"{', '.join(up)} should have; see in its log whether its sweeps fail."
 
 
 def _sweep(each: Reaped, interval: float) -> float:

@@ -1,4 +1,4 @@
-"""Findings for people on a terminal, for people in a pipe, and for machines."""
+"""The report of the doctor: for a terminal, as plain text, and as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_lease.cli.doctor.findings import Finding, Severity
+from celery_lease.core.findings import Finding, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ WIDTH = len(max(Severity, key=len))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All that was found."""
+    """The findings of all checks."""
 
     app: str
     broker: str  #: its URL without the password
@@ -37,18 +37,18 @@ class Report:
 
     @property
     def counts(self) -> dict[Severity, int]:
-        """How many findings there are of each severity, the worst first."""
+        """The number of findings of each severity, the worst first."""
         found = Counter(each.severity for each in self.findings)
         return {each: found[each] for each in reversed(Severity) if found[each]}
 
     def exit_code(self, *, strict: bool) -> int:
-        """Return 1 if something is wrong, or if *strict*, will be."""
+        """Return 1 if there is an error, or with *strict* a warning; else 0."""
         worst = max((each.severity.rank for each in self.findings), default=0)
         return int(worst >= (Severity.WARNING if strict else Severity.ERROR).rank)
 
     @property
     def title(self) -> str:
-        """What was looked at."""
+        """The subject of the report."""
         return f"celery-lease doctor: app {self.app}, broker {self.broker}"
 
     @property
@@ -70,7 +70,7 @@ def show(report: Report, *, as_json: bool, colours: bool) -> None:
 
 
 def facts(report: Report) -> dict[str, Any]:
-    """Return a report as JSON has it."""
+    """Return a report as a JSON document."""
     return {
         "app": report.app,
         "broker": report.broker,
@@ -89,7 +89,7 @@ def facts(report: Report) -> dict[str, Any]:
 
 
 def lines(report: Report) -> Iterator[str]:
-    """Yield a report in plain lines, in the order of the checks."""
+    """Yield a report as plain lines, in the order of the checks."""
     yield report.title
     for subject, findings in by_subject(report.findings):
         yield ""
@@ -104,7 +104,7 @@ def lines(report: Report) -> Iterator[str]:
 
 
 def by_subject(findings: Iterable[Finding]) -> Iterator[tuple[str, list[Finding]]]:
-    """Yield findings by the first part of their check's name."""
+    """Group findings by the first part of their check's name."""
     for subject, group in groupby(findings, lambda each: each.check.partition(".")[0]):
         yield subject, list(group)
 
@@ -147,7 +147,7 @@ def _summary(report: Report) -> RenderableType:
 
 
 def _counted(report: Report) -> list[tuple[str, str]]:
-    """Return how many of what there are; "ok" has no plural."""
+    """Return the number and the name of each severity; "ok" has no plural."""
     return [
         (str(count), each if count == 1 or each is Severity.OK else f"{each}s")
         for each, count in report.counts.items()

@@ -1,13 +1,17 @@
-"""Whether the settings obey their rules, and whether Celery's own ones undo what leases do."""
+"""Checks the settings by their rules, and Celery's own settings for conflicts with leases."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from celery.backends.base import DisabledBackend
 
-from celery_lease.cli.doctor.findings import Finding, error, notice, ok, warning
-from celery_lease.core.policy import plain, warnings_of
+from celery_lease.cli.broker import ESCAPE, MISREAD
+from celery_lease.core.findings import Finding, error, notice, ok, warning
+from celery_lease.core.policy import warnings_of
+from celery_lease.core.secrets import is_misread
+from celery_lease.core.words import counted, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,19 +25,19 @@ REFERENCE = "docs/settings.md has what each setting takes"
 
 
 def check_errors(errors: Sequence[LeaseConfigError]) -> Iterator[Finding]:
-    """Yield what is wrong with settings and task options."""
+    """Yield the findings about wrong settings and task options."""
     for each in errors:
         for fault in each.faults:
             yield error(
                 "settings.rule",
-                f"{each.origin}: {fault}",
+                f"{each.origin}: {replace(fault, hint='')}",
                 "A worker with leased tasks does not start with it.",
                 fault.hint or REFERENCE,
             )
 
 
 def check(case: Case) -> Iterator[Finding]:
-    """Yield what sound settings mean."""
+    """Yield the findings about settings without errors."""
     if case.loaded is not None:
         yield from _leases(case, case.loaded)
         yield from _senseless(case, case.loaded)
@@ -49,25 +53,34 @@ def _leases(case: Case, loaded: Settings) -> Iterator[Finding]:
             "Leased tasks run as plain late-ack tasks: nothing keeps or fences their messages.",
             "Remove it from the configuration when leases are wanted.",
         )
-    elif not case.policies:
+    elif case.refused:
+        return  # reported already: neither "every rule holds" nor "no leased task" is true
+    elif not case.policies and not case.covered:
         yield warning(
             "settings.tasks",
             "this app has no leased task",
             "Workers of this app take no leases at all. Only what the app imports is seen here.",
-            "Decorate the long tasks with @leased_task, and list their modules in `imports`.",
+            "Decorate the long tasks with @leased_task, or set lease_tasks, and list their modules "
+            "in `imports`.",
         )
     else:
         policy = loaded.policy
         yield ok(
             "settings.rules",
-            f"{len(case.policies)} leased tasks; lease_extension {plain(policy.extension)} s, "
+            f"{_tasks(case)}; "
+            f"lease_extension {plain(policy.extension)} s, "
             f"interval {plain(policy.interval)} s, shutdown timeout "
             f"{plain(policy.shutdown_timeout)} s: every rule holds",
         )
 
 
+def _tasks(case: Case) -> str:
+    told = counted(len(case.policies), "leased task")
+    return f"{told}, {len(case.covered)} more by lease_tasks" if case.covered else told
+
+
 def _senseless(case: Case, loaded: Settings) -> Iterator[Finding]:
-    """Yield what is allowed and likely not meant."""
+    """Yield warnings about values that are allowed but unlikely."""
     for line in loaded.warnings:
         yield _warned("the app", line)
     for name, policy in case.policies.items():
@@ -83,9 +96,12 @@ def _warned(origin: str, line: str) -> Finding:
 
 
 def _backend(case: Case) -> Finding:
+    if is_misread(str(case.app.conf.result_backend or "")):
+        why = "A worker does not start with it, or stores results at another host."
+        return error("settings.backend", f"result_backend {MISREAD}", why, f"{ESCAPE}.")
     if not isinstance(case.app.backend, DisabledBackend):
         return ok("settings.backend", f"results go to {type(case.app.backend).__name__}")
-    if case.driver_type == "redis":
+    if case.driver.capabilities.checkpoints:
         why = "checkpoints are kept in the broker's database"
     else:
         why = "context.checkpoint() raises CheckpointError"
@@ -100,7 +116,7 @@ def _backend(case: Case) -> Finding:
 def _celery(case: Case) -> Iterator[Finding]:
     app: Celery = case.app
     cancels = app.conf.worker_cancel_long_running_tasks_on_connection_loss
-    if cancels and case.policies and case.driver_type != "amqp":
+    if cancels and (case.policies or case.covered) and case.driver.capabilities.outlives:
         yield warning(
             "settings.cancels",
             "worker_cancel_long_running_tasks_on_connection_loss is on",
@@ -115,7 +131,7 @@ def _celery(case: Case) -> Iterator[Finding]:
             "The first worker takes all messages there are, and holds a lease for each of them.",
             "Set it to 1 for long tasks.",
         )
-    if not app.conf.worker_enable_remote_control:
+    if not app.conf.worker_enable_remote_control and not case.driver.unaskable:
         yield notice(
             "settings.remote_control",
             "worker_enable_remote_control is off",

@@ -1,89 +1,106 @@
-"""What the workers that are up say of themselves, by Celery's remote control.
+"""Asks the running workers for their facts, by Celery's remote control.
 
-Workers with leases are told from plain ones by ``stats``, which every worker answers: one that
-does not know a command writes an error to its log, and a look must not do that.
+``stats``, which every worker answers, shows which workers have leases. A worker writes an error to
+its log for a command that it does not know, so plain workers get only Celery's own commands.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery_lease.cli.doctor.offset import Offset
-from celery_lease.cli.workers import replies_to
+from celery_lease.cli.broker import reached
 from celery_lease.core.clock import SystemClock
+from celery_lease.core.offset import Offset
 from celery_lease.settings import SETTINGS
+from celery_lease.view.asking import leave_little, replies_to
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from celery import Celery
 
-#: Kombu's ``visibility_timeout`` by transport, where the worker's configuration has none; seconds.
-TIMEOUTS = {"redis": 3600.0, "sqs": 1800.0, "pgmq": 1800.0}
+    from celery_lease.core.driver import Driver
+    from celery_lease.view.asking import Replies
+
+    Ask = Callable[..., Replies]  # replies_to, for one app and one connection
 
 _VERSIONS = re.compile(r"\b(celery|kombu):(\S+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerAnswer:
-    """One worker."""
+    """The facts of one worker."""
 
     name: str
-    leased: bool  #: it has the parts that keep leases
+    leased: bool  #: it has the parts for leases
     versions: Mapping[str, str] = field(default_factory=dict)  #: by distribution
     visibility_timeout: float | None = None  #: seconds, where its transport has one
     queues: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)  #: its ``lease_*``, as it has them
-    about: Mapping[str, Any] = field(default_factory=dict)  #: of ``lease_about``
-    clock: Offset | None = None  #: from this host's
+    settings: Mapping[str, Any] = field(default_factory=dict)  #: its ``lease_*`` settings
+    about: Mapping[str, Any] = field(default_factory=dict)  #: its reply to ``lease_about``
+    running: Mapping[str, float] = field(default_factory=dict)  #: tasks, and seconds so far
+    clock: Offset | None = None  #: the difference to this host's
+    namesakes: int = 0  #: the number of other workers with the same node name
 
 
-def survey(app: Celery, driver_type: str, timeout: float) -> list[WorkerAnswer]:
-    """Return all workers that answer within *timeout* seconds, by name."""
-    stats = _ask(app, "stats", timeout=timeout)
+def survey(app: Celery, driver: type[Driver], timeout: float) -> list[WorkerAnswer]:
+    """Return all workers that answer within *timeout* seconds, by name.
+
+    Raises:
+        click.ClickException: The broker is away, or does not answer for 5 s.
+    """
+    with reached(app.connection_for_write()) as connection:
+        leave_little(connection)
+        ask = partial(replies_to, app, timeout=timeout, connection=connection)
+        return _survey(ask, driver, app.conf.prefix or "")
+
+
+def _survey(ask: Ask, driver: type[Driver], prefix: str) -> list[WorkerAnswer]:
+    answers = ask("stats")
+    counts = Counter(name for name, _ in answers)
+    stats = dict(answers)
     names = sorted(stats)
     leased = [name for name in names if "lease" in stats[name]]
     rest = [name for name in names if name not in leased]
-    told = _ask(app, "conf", names, timeout=timeout)
-    confs = {name: _plain(each, app.conf.prefix or "") for name, each in told.items()}
-    queues = _ask(app, "active_queues", names, timeout=timeout)
-    reports = _ask(app, "report", rest, timeout=timeout)
-    abouts, clocks = _about(app, leased, timeout)
+    told = _told(ask, "conf", names)
+    confs = {name: _plain(each, prefix) for name, each in told.items()}
+    queues = _told(ask, "active_queues", names)
+    reports = _told(ask, "report", rest)
+    active = _told(ask, "active", names)
+    abouts, clocks = _about(ask, leased)
     return [
         WorkerAnswer(
             name=name,
             leased=name in leased,
             versions=_versions(abouts.get(name), reports.get(name)),
-            visibility_timeout=_visibility(confs.get(name), driver_type),
+            visibility_timeout=_visibility(confs.get(name), driver.visibility_timeout),
             queues=tuple(each["name"] for each in queues.get(name) or ()),
             settings=_settings(confs.get(name)),
             about=abouts.get(name, {}),
+            running=_running(active.get(name)),
             clock=clocks.get(name),
+            namesakes=counts[name] - 1,
         )
         for name in names
     ]
 
 
-def _ask(
-    app: Celery, command: str, names: Sequence[str] | None = None, *, timeout: float
-) -> dict[str, Any]:
-    """Return the replies to a command by worker; as soon as all of *names* have replied."""
-    if names is not None and not names:
-        return {}
-    return replies_to(app, command, names or (), timeout=timeout)
+def _told(ask: Ask, command: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the replies to a command by worker, as soon as all of *names* have replied."""
+    return dict(ask(command, names, limit=len(names))) if names else {}
 
 
-def _about(
-    app: Celery, names: Sequence[str], timeout: float
-) -> tuple[dict[str, Any], dict[str, Offset]]:
+def _about(ask: Ask, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Offset]]:
     """Ask workers with leases, and read the clock around each answer."""
     if not names:
         return {}, {}
     wall, replies, clocks = SystemClock().wall, {}, {}
-    # Once before: what connecting takes would be taken for an uncertainty.
-    _ask(app, "ping", names, timeout=timeout)
+    # A first call, so that the time for connecting does not count as uncertainty.
+    _told(ask, "ping", names)
     asked = wall().timestamp()
 
     def answered(body: dict[str, Any]) -> None:
@@ -93,15 +110,18 @@ def _about(
                 replies[name] = reply
                 clocks[name] = Offset.of(float(reply["clock"]), asked, now)
 
-    app.control.broadcast(
-        "lease_about",
-        destination=names,
-        reply=True,
-        timeout=timeout,
-        limit=len(names),
-        callback=answered,
-    )
+    ask("lease_about", names, limit=len(names), callback=answered)
     return replies, clocks
+
+
+def _running(active: Any) -> dict[str, float]:
+    """Return the tasks that a worker runs, and for how many seconds each, by this host's clock."""
+    now, found = SystemClock().wall().timestamp(), dict[str, float]()
+    for each in active or ():
+        if each.get("time_start"):
+            seconds = max(0.0, now - each["time_start"])
+            found[each["type"]] = max(seconds, found.get(each["type"], 0.0))
+    return found
 
 
 def _versions(about: Mapping[str, Any] | None, report: Any) -> dict[str, str]:
@@ -111,11 +131,11 @@ def _versions(about: Mapping[str, Any] | None, report: Any) -> dict[str, str]:
     return dict(_VERSIONS.findall(text))
 
 
-def _visibility(conf: Mapping[str, Any] | None, driver_type: str) -> float | None:
-    if conf is None or driver_type not in TIMEOUTS:
+def _visibility(conf: Mapping[str, Any] | None, default: float | None) -> float | None:
+    if conf is None or default is None:
         return None
     options = conf.get("broker_transport_options") or {}
-    return float(options.get("visibility_timeout", TIMEOUTS[driver_type]))
+    return float(options.get("visibility_timeout", default))
 
 
 def _settings(conf: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -124,5 +144,5 @@ def _settings(conf: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _plain(conf: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return a configuration by plain names, without the app's namespace."""
+    """Return a configuration under plain names, without the app's namespace."""
     return {name.lower().removeprefix(prefix.lower()): value for name, value in conf.items()}

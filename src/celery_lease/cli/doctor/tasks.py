@@ -1,7 +1,7 @@
-"""Whether leased tasks can beat at all, as far as their code and the workers tell.
+"""Checks whether leased tasks can beat, from their code and from the workers.
 
 Code that neither takes a context nor asks for the current one may still call a function that does,
-so this is a warning and not an error.
+so a finding is a warning and not an error.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
 
 from celery_lease.cli.doctor.case import leased_tasks
-from celery_lease.cli.doctor.findings import Finding, notice, ok, warning
-from celery_lease.core.policy import Mode, plain
-from celery_lease.current import current_context
-from celery_lease.injection import Injection
+from celery_lease.core.findings import Finding, notice, ok, warning
+from celery_lease.core.policy import Mode
+from celery_lease.core.words import plain
+from celery_lease.task.current import current_context
+from celery_lease.task.injection import Injection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_lease.cli.doctor.case import Case
     from celery_lease.core.policy import LeasePolicy
-    from celery_lease.task import LeasedTask
+    from celery_lease.task.task import LeasedTask
 
 REMEDY = (
     "Beat: take `context: ToolContext` and call context.beat() or context.track(), or set "
@@ -31,7 +32,7 @@ REMEDY = (
 
 
 def check(case: Case) -> Iterator[Finding]:
-    """Yield tasks that do not beat."""
+    """Yield the findings about tasks that do not beat."""
     judged = {
         name: reason
         for name, task in sorted(leased_tasks(case.app).items())
@@ -52,7 +53,7 @@ def check(case: Case) -> Iterator[Finding]:
 
 
 def why_silent(task: LeasedTask, policy: LeasePolicy) -> str:
-    """Return what keeps a task from beating by its own code, or an empty string."""
+    """Return the reason why a task's own code cannot beat, or an empty string."""
     function = inspect.unwrap(type(task).run)
     if policy.mode is Mode.DAEMON or not isinstance(function, FunctionType):
         return ""
@@ -83,7 +84,7 @@ def _is_in(name: str, value: object) -> bool:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield a function's code and that of all functions inside of it."""
+    """Yield a function's code and the code of its inner functions."""
     yield code
     for each in code.co_consts:
         if isinstance(each, CodeType):
@@ -91,7 +92,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _seen(case: Case) -> Iterator[Finding]:
-    """Yield what workers have seen of tasks since they started."""
+    """Yield the findings of the workers about tasks since their start."""
     for worker in case.workers:
         for name in worker.about.get("silent", ()):
             yield notice(

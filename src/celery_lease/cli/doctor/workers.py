@@ -1,13 +1,12 @@
-"""Whether the workers that are up agree with each other, with this app, and with the broker."""
+"""Checks whether the running workers agree with each other, with this app, and with the broker."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from celery_lease.cli.doctor.findings import Finding, notice, ok, warning
-from celery_lease.cli.doctor.survey import TIMEOUTS
-from celery_lease.core.policy import plain
+from celery_lease.core.findings import Finding, notice, ok, warning
+from celery_lease.core.words import counted, plain
 from celery_lease.worker.about import versions
 
 if TYPE_CHECKING:
@@ -17,14 +16,14 @@ if TYPE_CHECKING:
     from celery_lease.cli.doctor.survey import WorkerAnswer
 
 HERE = "this command"
-#: Seconds by which clocks may differ without anybody noticing.
+#: Seconds by which clocks may differ without consequences.
 AGREEABLE = 1.0
-#: Above this a visibility timeout was raised for long tasks; seconds.
+#: A visibility timeout above this was raised for long tasks; in seconds.
 LONG = 6 * 3600.0
 
 
 def check(case: Case, timeout: float) -> Iterator[Finding]:
-    """Yield what is to be said of workers that answered within *timeout* seconds."""
+    """Yield the findings about the workers that answered within *timeout* seconds."""
     if not case.can_ask:
         yield notice(
             "workers.unasked",
@@ -39,25 +38,37 @@ def check(case: Case, timeout: float) -> Iterator[Finding]:
             "Start one, or give them more time by --timeout. Solo workers answer between tasks.",
         )
     else:
-        yield ok(
-            "workers.answered", f"{len(case.workers)} workers answered: {_names(case.workers)}"
-        )
+        answered = counted(len(case.workers), "worker")
+        yield ok("workers.answered", f"{answered} answered: {_names(case.workers)}")
+        yield from _namesakes(case)
         yield from _plain(case)
         yield from _versions(case)
         yield from _settings(case)
         yield from _clocks(case)
-    if case.driver_type in TIMEOUTS:
-        yield from _visibility(case)
+    if case.driver.visibility_timeout is not None:
+        yield from _visibility(case, case.driver.visibility_timeout)
 
 
 def _names(workers: Iterable[WorkerAnswer]) -> str:
     return ", ".join(worker.name for worker in workers)
 
 
+def _namesakes(case: Case) -> Iterator[Finding]:
+    for worker in case.workers:
+        if worker.namesakes:
+            yield warning(
+                "workers.names",
+                f"{worker.namesakes + 1} workers are named {worker.name}",
+                "Commands reach all of them, and monitors and metrics take them for one. What is "
+                "said here of one of them may not hold for the others.",
+                "Give each a name of its own: celery worker -n NAME@%h.",
+            )
+
+
 def _plain(case: Case) -> Iterator[Finding]:
-    """Yield the workers without leases; those that share queues with leased ones by themselves."""
+    """Yield the findings about workers without leases, first those that share queues."""
     leased = [worker for worker in case.workers if worker.leased]
-    shared = {queue for worker in leased for queue in worker.queues}
+    shared = {queue for worker in leased for queue in worker.queues} | _sent_to(case)
     beside = [each for each in case.workers if not each.leased and shared & set(each.queues)]
     for worker in beside:
         queues = ", ".join(sorted(shared & set(worker.queues)))
@@ -73,11 +84,20 @@ def _plain(case: Case) -> Iterator[Finding]:
         yield notice(
             "workers.plain",
             f"without leases: {_names(apart)}",
-            "They take messages of other queues than the workers with leases.",
+            "They take messages of other queues than the leased tasks of this app and the workers "
+            "with leases.",
         )
     for worker in leased:
         if worker.about and not worker.about.get("enabled"):
             yield notice("workers.disabled", f"{worker.name} runs with lease_enabled off")
+
+
+def _sent_to(case: Case) -> set[str]:
+    """Return the queues that this app sends its leased tasks to."""
+    route = case.app.amqp.router.route
+    routes = [route({}, name).get("queue") for name in {*case.policies, *case.covered}]
+    default = str(case.app.conf.task_default_queue)
+    return {str(getattr(each, "name", each) or default) for each in routes}
 
 
 def _versions(case: Case) -> Iterator[Finding]:
@@ -106,7 +126,7 @@ def _mixed(name: str, found: Mapping[str, list[str]]) -> Finding:
 
 
 def _settings(case: Case) -> Iterator[Finding]:
-    """Yield workers that run with other settings than this app has by now."""
+    """Yield workers whose settings differ from this app's present ones."""
     if case.loaded is None:
         return
     here = dict(case.loaded.explicit)
@@ -126,22 +146,20 @@ def _settings(case: Case) -> Iterator[Finding]:
             )
 
 
-def _visibility(case: Case) -> Iterator[Finding]:
+def _visibility(case: Case, default: float) -> Iterator[Finding]:
     options = case.app.conf.broker_transport_options or {}
-    mine = float(options.get("visibility_timeout", TIMEOUTS[case.driver_type]))
+    mine = float(options.get("visibility_timeout", default))
     found: dict[float, list[str]] = defaultdict(list, {mine: [HERE]})
     for worker in case.workers:
         if worker.visibility_timeout is not None:
             found[worker.visibility_timeout].append(worker.name)
     shortest = min(found)
-    if len(found) > 1 and case.driver_type == "redis":
+    if len(found) > 1 and case.driver.mixed_timeouts:
         who = "; ".join(f"{plain(each)} s: {', '.join(found[each])}" for each in sorted(found))
         yield warning(
             "workers.visibility_timeout",
             f"different visibility timeouts: {who}",
-            "On Redis every process that reads from the database returns plain messages that are "
-            f"held for longer than its own timeout: the shortest, {plain(shortest)} s, holds for "
-            "all plain tasks. Leases expire by their own time.",
+            case.driver.mixed_timeouts.format(shortest=plain(shortest)),
             "Give all the same broker_transport_options['visibility_timeout'].",
         )
     elif shortest > LONG:
@@ -159,7 +177,7 @@ def _visibility(case: Case) -> Iterator[Finding]:
 
 
 def _clocks(case: Case) -> Iterator[Finding]:
-    """Yield clocks that certainly differ from the broker's, or from this host's where it has none.
+    """Yield clocks that certainly differ from the broker's, or, if it has none, from this host's.
 
     Workers without leases cannot be asked.
     """
@@ -178,10 +196,5 @@ def _clocks(case: Case) -> Iterator[Finding]:
 
 
 def _skewed(case: Case, what: str) -> Finding:
-    if case.driver_type == "amqp":
-        why = "Fencing tokens are workers' clocks on RabbitMQ: those of a later delivery may be "
-        why += "smaller. ETAs and expiry times of tasks are off, too."
-    else:
-        why = "Leases are judged by the broker's clock alone. ETAs and expiry times of tasks are "
-        why += "off, and so is the sweep of plain workers on that host."
-    return warning("workers.clock", what, why, "Synchronize the host's clock (chrony, NTP).")
+    remedy = "Synchronize the host's clock (chrony, NTP)."
+    return warning("workers.clock", what, case.driver.skewed, remedy)

@@ -1,0 +1,1 @@
+"""Tasks whose spans and leases go to an OpenTelemetry collector, as one trace."""

@@ -1,0 +1,55 @@
+"""Lends the records of a beat board, each use with its own generation.
+
+Only for the process that created the board: task processes read and write records, but lend none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+#: Generations of one record before the first is used again; a power of two, for the doubles.
+GENERATIONS = 1 << 10
+#: Free records that are kept waiting; unused records are taken first while fewer wait.
+RESTING = 1024
+
+
+class Lending:
+    """Lends records by number; one that was given back is lent again after the other free ones."""
+
+    def __init__(self, records: int) -> None:
+        self._records = records
+        self._lock = threading.Lock()  # guards the two lists below; held by every method
+        self._resting: deque[int] = deque()
+        self._generations = [0]  # of the records used so far; record 0 is the worker's own
+
+    def take(self) -> tuple[int, int] | None:
+        """Return a record's number and its new generation; None: all records are in use."""
+        with self._lock:
+            index = self._next()
+            if index is None:
+                return None
+            self._generations[index] = self._generations[index] % (GENERATIONS - 1) + 1
+            return index, self._generations[index]
+
+    def _next(self) -> int | None:
+        unused = len(self._generations)
+        if len(self._resting) < RESTING and unused < self._records:
+            self._generations.append(0)
+            return unused
+        return self._resting.popleft() if self._resting else None
+
+    @property
+    def is_all_lent(self) -> bool:
+        """Whether all records are in use."""
+        with self._lock:
+            return len(self._generations) >= self._records and not self._resting
+
+    def give_back(self, index: int) -> None:
+        """Take a record back; it is lent again only after all others that are free now."""
+        with self._lock:
+            self._resting.append(index)
+
+    def is_latest(self, index: int, generation: int) -> bool:
+        """Whether the record was not lent again since."""
+        return self._generations[index] == generation

@@ -1,0 +1,54 @@
+-- Shared by all scripts that keep or move a message: the order in which nothing is lost.
+--
+-- The text in the hash `unacked` is the message; what lies beside it only says whose it is. Every
+-- script begins with an HDEL there (though_full.lua), so that taking a text away cannot fail any
+-- more: what may fail comes before it, what only tidies up comes after it, in pcall.
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+local release  -- frees the exclusive key of what ends; set by exclusive.lua
+
+-- Returns a claim's record as a table, or nil.
+local function read(record)
+  local ok, claim = pcall(cjson.decode, record)
+  local good = ok and type(claim) == 'table' and type(claim.cut) == 'number'
+  return good and type(claim.key) == 'string' and claim or nil
+end
+
+-- Forget what lies beside a text.
+local function forget(tag)
+  local record = release and redis.pcall('HGET', KEYS[4], tag)
+  redis.pcall('ZREM', KEYS[3], tag)
+  redis.pcall('HDEL', KEYS[4], tag)
+  if type(record) == 'string' then
+    release(tag, record)
+  end
+end
+
+-- End a record. It cannot fail.
+local function settle(tag)
+  redis.call('HDEL', KEYS[2], tag)
+  redis.pcall('ZREM', KEYS[1], tag)
+  forget(tag)
+end
+
+-- Record a message under a tag, as a whole or not at all. Returns an error, or nil.
+local function keep(tag, expiry, text, claim)
+  for _, write in ipairs({{'ZADD', KEYS[1], expiry, tag}, {'ZADD', KEYS[3], expiry, tag},
+      {'HSET', KEYS[4], tag, claim}, {'HSET', KEYS[2], tag, text}}) do
+    local reply = redis.pcall(unpack(write))
+    if type(reply) == 'table' and reply.err then
+      settle(tag)
+      return reply
+    end
+  end
+end
+
+-- Whether a message is recorded under a tag; clears what a plain kombu sweep has left of one.
+local function is_kept(tag)
+  if redis.call('ZSCORE', KEYS[1], tag) and redis.call('HEXISTS', KEYS[2], tag) == 1 then
+    return true
+  end
+  forget(tag)
+  return false
+end
+

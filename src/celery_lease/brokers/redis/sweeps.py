@@ -1,0 +1,151 @@
+"""Sweeps the database: returns expired leases, then overdue plain messages, in order.
+
+The messages that are overdue for longest are returned; at the front of their queue they stand in
+the order of their delivery, the oldest in front. So the server first lists the overdue ones, and
+then returns them, the newest first, in pieces that each take it a moment. It checks every message
+again: any number may sweep at once, and a lease that was extended in between stays.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any
+
+from kombu.utils.encoding import bytes_to_str
+
+from celery_lease.core.delivery import Reaped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import redis
+
+    from celery_lease.brokers.redis.keys import Keys
+    from celery_lease.brokers.redis.plain import PlainSweep
+
+#: Messages listed in one call, and messages returned in one call: both are short for the server.
+PAGE, PIECE = 500, 50
+#: Rounds of one sweep; further rounds are for failed returns, and messages that expired meanwhile.
+ROUNDS = 100
+#: Seconds that a message may take from its list to its claim. One that takes longer is run
+#: elsewhere, and its claim is refused.
+ARRIVAL = 5.0
+#: How the record of a message begins that waits for an exclusive key: looked after, not returned.
+PARKED = b'{"parked": '
+
+
+class Sweeps:
+    """Sweeps one database."""
+
+    def __init__(
+        self,
+        run: Callable[[str, list[str], list[Any]], Any],
+        keys: Keys,
+        members: Callable[[str], Any],
+    ) -> None:
+        """*run* runs a script by name, *members* reads a set of the database by its full key."""
+        self.worker = ""  #: the identity of the worker that sweeps; "": no worker does
+        self._run = run
+        self._keys = keys
+        self._members = members
+        self._is_plain_due = True  # False: the call for leases just before has found none
+
+    def leases(self, limit: int, plain: PlainSweep) -> Iterator[Reaped]:
+        """Return up to *limit* expired leases to their queues.
+
+        This also finds out whether plain messages are overdue: a sweep without any is one call.
+        """
+        return self._rounds(limit, "leases", 0.0, self._return_leases, plain.timeout)
+
+    def plain(self, limit: int, plain: PlainSweep) -> Iterator[Reaped]:
+        """Return up to *limit* overdue plain messages to their queues."""
+        is_due, self._is_plain_due = self._is_plain_due, True
+        if not is_due:
+            return iter(())
+
+        def put_back(tags: list[bytes]) -> Iterator[Reaped]:
+            return plain.run(tags, self._sweep, self._members)
+
+        return self._rounds(limit, "plain", plain.timeout, put_back)
+
+    def overdue(self, client: redis.Redis, limit: int, plain: PlainSweep) -> list[Reaped]:
+        """Return the messages that a sweep would return, without their queues; change nothing."""
+        claims, expired = self._keys.claims[3], []
+        late = self._due("leases", 0.0, limit)
+        tags = list(late)
+        for start in range(0, len(tags), PAGE):
+            page = tags[start : start + PAGE]
+            records: Any = client.hmget(claims, page)
+            expired += [
+                reaped(tag, late[tag], record, b"")
+                for tag, record in zip(page, records, strict=True)
+                if record is not None and not record.startswith(PARKED)
+            ]
+        overdue = self._due("plain", plain.timeout, limit - len(expired))
+        return expired + [
+            Reaped(tag=bytes_to_str(tag), queue="", late=seconds, about={}, leased=False)
+            for tag, seconds in overdue.items()
+        ]
+
+    def _rounds(
+        self,
+        limit: int,
+        what: str,
+        seconds: float,
+        put_back: Callable[[list[bytes]], Iterator[Reaped]],
+        timeout: float = 0.0,
+    ) -> Iterator[Reaped]:
+        """Return the due messages; those that failed do not count towards *limit*."""
+        for _ in range(ROUNDS):
+            due = list(self._due(what, seconds, limit, timeout))
+            is_last = len(due) < limit
+            for each in put_back(due[::-1]):
+                limit -= not each.error
+                yield each
+            if is_last or limit <= 0:
+                return
+
+    def _due(
+        self, what: str, seconds: float, limit: int, timeout: float = 0.0
+    ) -> dict[bytes, float]:
+        """Return tags and seconds of the messages overdue for longest, in order of delivery."""
+        keys, found = [*self._keys.claims, self._keys.refusals], {}
+        for start in count(0, PAGE):
+            args = [what, seconds, start, PAGE, ARRIVAL, timeout]
+            seen, page, is_plain_due = self._run("due", keys, args)
+            if what == "leases" and start == 0:
+                self._is_plain_due = bool(is_plain_due)
+            for tag, late, since in zip(page[::3], page[1::3], page[2::3], strict=True):
+                found[tag] = (int(since), float(late))
+            if seen < PAGE or len(found) >= limit:
+                break
+        chosen = sorted(islice(found, limit), key=lambda tag: (found[tag][0], tag))
+        return {tag: found[tag][1] for tag in chosen}
+
+    def _return_leases(self, tags: list[bytes]) -> Iterator[Reaped]:
+        keys, done = [*self._keys.claims, self._keys.refusals], 0
+        while done < len(tags):
+            seen, replies = self._run("reap", keys, [self.worker, *tags[done : done + PIECE]])
+            done += seen
+            yield from (reaped(*each) for each in replies)
+
+    def _sweep(self, args: list[Any]) -> Any:
+        return self._run("sweep", self._keys.claims, args)
+
+
+def reaped(tag: bytes, late: float | bytes, record: bytes, error: bytes) -> Reaped:
+    """Parse the record of an expired lease."""
+    try:
+        about = dict(json.loads(record))
+    except (ValueError, TypeError):  # damaged; then there is an error, too
+        about = {}
+    return Reaped(
+        tag=tag.decode(),
+        queue=about.get("queue", ""),
+        late=float(late),
+        about=about,
+        error=error.decode(errors="replace"),
+        rested=about.get("resting", False),
+        unclaimed=about.get("arriving", False),
+    )

@@ -1,0 +1,57 @@
+"""Completes task ids from their first characters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from celery_lease.core.clock import SystemClock
+from celery_lease.view import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from celery_lease.view import Sources
+
+#: Characters of Celery's own ids, and the fewest of them that are shown.
+WHOLE, SHORTEST = 36, 8
+#: Ids in an error about several matches.
+NAMED = 5
+
+
+def expanded(text: str, ids: Iterable[str]) -> str:
+    """Return the one id that begins with *text*; *text* itself if it is an id or matches none.
+
+    Raises:
+        click.UsageError: Several ids match.
+    """
+    found = sorted({each for each in ids if each.startswith(text)})
+    if len(found) < 2 or text in found:  # noqa: PLR2004
+        return found[0] if len(found) == 1 else text
+    shown = ", ".join(found[:NAMED]) + (", …" if len(found) > NAMED else "")
+    raise click.UsageError(f"{len(found)} task ids begin with {text}: {shown}. Give more of it")
+
+
+def expanded_by_leases(
+    texts: Sequence[str], sources: Sources, timeout: float, more: Iterable[str] = ()
+) -> list[str]:
+    """Return whole ids for *texts*, from all known leases and from *more* ids.
+
+    If all are whole already, no worker is asked.
+    """
+    if all(len(text) >= WHOLE for text in texts):
+        return list(texts)
+    clock, collector = SystemClock(), Collector()
+    collector.collect(sources, clock.now, timeout=timeout)
+    ids = {*more, *(row.id for row in collector.view(clock.now()).rows)}
+    return [expanded(text, ids) for text in texts]
+
+
+def unique_length(ids: Iterable[str]) -> int:
+    """Return the number of characters that makes the ids distinct, at least the shortest shown."""
+    different = set(ids)
+    for length in range(SHORTEST, WHOLE):
+        if len({each[:length] for each in different}) == len(different):
+            return length
+    return max(map(len, different), default=WHOLE)

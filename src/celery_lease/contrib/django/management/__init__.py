@@ -1,0 +1,1 @@
+"""The package in which Django looks for commands."""

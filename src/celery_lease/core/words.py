@@ -1,0 +1,19 @@
+"""Formats numbers for texts."""
+
+from __future__ import annotations
+
+
+def counted(number: int, thing: str, things: str = "") -> str:
+    """Return a number of things in words: 1 lease, 2 leases; *things*: an irregular plural."""
+    return f"{number} {thing if number == 1 else things or f'{thing}s'}"
+
+
+def plain(value: float) -> str:
+    """Return a number of seconds for display, 300 rather than 300.0."""
+    return f"{value:.12g}"
+
+
+def ordinal(number: int) -> str:
+    """Return an ordinal number: 1st, 2nd, 3rd, 4th, 11th, 21st."""
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    return f"{number}{'th' if number // 10 % 10 == 1 else endings.get(number % 10, 'th')}"

@@ -1,0 +1,168 @@
+"""The board: filters and sorts leases, and keeps both in its links."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from celery_lease.cli import rows
+from celery_lease.view.row import ORPHANED, SILENT
+from celery_lease.web.rates import seconds_left
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from celery_lease.view import LeaseRow
+    from celery_lease.web.watch import Look, PageWatch
+
+#: Leases on one page, and the most values that a filter offers.
+PAGE, OFFERED = 50, 200
+#: Share of a lease below which the remaining time is highlighted, as in ``top``.
+SOON = 1 / 3
+#: The value of the filter for states that selects such leases.
+EXPIRES_SOON = "expires soon"
+#: The sort order for each column.
+SORTED_BY = {
+    "TASK": "task",
+    "WORKER": "worker",
+    "HELD": "held",
+    "BEAT": "beat",
+    "LEFT": "left",
+    "PROGRESS": "progress",
+    "DELIVERY": "deliveries",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """A reader's filters, sort order and page."""
+
+    task: str = ""
+    worker: str = ""
+    queue: str = ""
+    state: str = ""
+    q: str = ""  #: free text
+    sort: str = "held"
+    page: int = 1
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Query:
+        """Return the query in a URL; wrong values are ignored."""
+        names = {each.name for each in fields(cls)} - {"page", "sort"}
+        known: dict[str, Any] = {name: given[name].strip() for name in names if name in given}
+        if given.get("sort") in rows.SORTS:
+            known["sort"] = given["sort"]
+        page = given.get("page", "")
+        known["page"] = max(1, int(page)) if page.isdecimal() and len(page) < 8 else 1  # noqa: PLR2004
+        return cls(**known)
+
+    @property
+    def filters(self) -> bool:
+        """Whether the query has a filter."""
+        return any((self.task, self.worker, self.queue, self.state, self.q))
+
+    def link(self, **changes: Any) -> str:
+        """Return the query of a URL, with changes."""
+        if changes.keys() - {"page"}:
+            changes.setdefault("page", 1)
+        wanted = asdict(replace(self, **changes))
+        default = asdict(Query())
+        return "?" + urlencode({k: v for k, v in wanted.items() if v != default[k]})
+
+    def takes(self, row: LeaseRow) -> bool:
+        """Whether the filters admit a lease."""
+        return (
+            (not self.task or row.task == self.task)
+            and (not self.worker or self.worker in (row.shown_as, row.worker, row.hostname))
+            and (not self.queue or row.queue == self.queue)
+            and (not self.state or self.state == state_of(row) or self._is_soon(row))
+            and (not self.q or self._has_text(row))
+        )
+
+    def _is_soon(self, row: LeaseRow) -> bool:
+        return self.state == EXPIRES_SOON and is_soon(row)
+
+    def _has_text(self, row: LeaseRow) -> bool:
+        said = (row.task, row.id, row.shown_as, row.worker, row.queue, row.state, row.progress.note)
+        return self.q.lower() in "\n".join(said).lower()
+
+
+def state_of(row: LeaseRow) -> str:
+    """Return a state without its reason, for a filter."""
+    return rows.state(row).partition(":")[0]
+
+
+def is_soon(row: LeaseRow) -> bool:
+    """Whether a lease has little time left."""
+    return 0 < row.remaining < row.extension * SOON
+
+
+def chosen(look: Look, query: Query) -> Sequence[LeaseRow]:
+    """Return all leases for a query, in order; computed once for all viewers."""
+    return look.once(
+        ("rows", replace(query, page=1)),
+        lambda: sorted(filter(query.takes, look.view.rows), key=rows.SORTS[query.sort]),
+    )
+
+
+def choices(look: Look) -> Mapping[str, Mapping[str, int]]:
+    """Return the values of each filter, with the number of their leases."""
+
+    def count() -> dict[str, dict[str, int]]:
+        every = look.view.rows
+        counted = {
+            "state": Counter(map(state_of, every)),
+            "task": Counter(row.task for row in every),
+            "queue": Counter(row.queue for row in every),
+            "worker": Counter(row.shown_as for row in every if row.shown_as),
+        }
+        counted["state"][EXPIRES_SOON] = sum(map(is_soon, every))
+        return {
+            name: dict(sorted((k, v) for k, v in each.most_common(OFFERED) if v))
+            for name, each in counted.items()
+        }
+
+    return look.once("choices", count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """One lease on the page."""
+
+    row: LeaseRow  #: as of now
+    cells: Mapping[str, str]  #: the texts of ``top``, by column
+    rate: float | None  #: the rate of its progress, per second
+    left: float | None  #: seconds until it is done, at that rate
+
+    @property
+    def kind(self) -> str:
+        """The style of its state."""
+        if self.row.state in {"lost", ORPHANED, SILENT}:
+            return "bad"
+        if self.row.cancelled:
+            return "odd"
+        return "good" if self.row.state == "running" else "calm"
+
+    @property
+    def soon(self) -> bool:
+        """Whether the lease has little time left."""
+        return is_soon(self.row)
+
+    @property
+    def share(self) -> float | None:
+        """The remaining share of the lease, from 0 to 1; None: its length is unknown."""
+        length = self.row.extension
+        return min(1.0, max(0.0, self.row.remaining / length)) if length else None
+
+
+def shown(watch: PageWatch, look: Look, found: Sequence[LeaseRow]) -> list[Shown]:
+    """Return leases with their texts for the page."""
+    wall = watch.clock.wall().timestamp()
+    return [_shown(watch.row_now(row, look), look.rates.get(row.tag), wall) for row in found]
+
+
+def _shown(row: LeaseRow, rate: float | None, wall: float) -> Shown:
+    cells = dict(zip(rows.HEADERS, rows.cells(row, wall), strict=True))
+    return Shown(row=row, cells=cells, rate=rate or None, left=seconds_left(row, rate))

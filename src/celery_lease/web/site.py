@@ -1,0 +1,145 @@
+"""The parts that all pages share: the app, the watch, the options, the templates."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache, cached_property
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.responses import HTMLResponse, JSONResponse
+
+from celery_lease import brokers
+from celery_lease.cli import rows
+from celery_lease.cli.broker import reached
+from celery_lease.cli.workers import asker
+from celery_lease.core.words import counted
+from celery_lease.web.watch import PageWatch, Shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import click
+    from celery import Celery
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from celery_lease.web.events import Events
+
+logger = logging.getLogger("celery_lease.web")
+
+#: Seconds for the workers' replies to a page's own questions.
+REPLY = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of the page's operator."""
+
+    read_only: bool = False
+    show_args: bool = False
+
+
+@cache
+def _templates() -> Environment:
+    made = Environment(
+        loader=PackageLoader("celery_lease.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"span": rows.span, "iso": _iso, "utc": _utc, "clean": _clean}
+    made.globals |= {"counted": counted}
+    return made
+
+
+@dataclass
+class Site:
+    """The parts of one page."""
+
+    app: Celery
+    options: Options
+    watch: PageWatch
+    events: Events | None = None  #: None: no task events
+    shared: Shared = field(default_factory=Shared)
+    templates: Environment = field(default_factory=_templates)
+
+    def draw(
+        self, request: Request, name: str, status: int = 200, /, **context: Any
+    ) -> HTMLResponse:
+        """Return a page, or only its live part if the page's script requests that."""
+        if self.events is not None:
+            self.events.start()
+        part = request.headers.get("hx-request") == "true"
+        template = self.templates.get_template(f"{'_' if part else ''}{name}.html")
+        known = {
+            "page": name,
+            "link": linker(request),
+            "csrf": request.scope["lease_csrf"],
+            "read_only": self.options.read_only,
+            "has_keys": self.has_keys,
+            "events": self.events is not None,
+            "version": version("celery-lease"),
+            "app_name": self.app.main or "?",
+            **context,
+        }
+        return HTMLResponse(template.render(known), status, {"Vary": "HX-Request"})
+
+    def ask(
+        self, command: str, arguments: Mapping[str, Any], names: Sequence[str] = ()
+    ) -> Mapping[str, Any]:
+        """Return the replies of some workers, or of all, to a remote control command.
+
+        Raises:
+            click.ClickException: The broker is away, or carries no commands.
+        """
+        with reached(self.app.connection_for_write()) as connection:
+            return asker(self.app, connection)(command, list(names), REPLY, dict(arguments))
+
+    @cached_property
+    def has_keys(self) -> bool:
+        """Whether the app's broker has exclusive keys."""
+        kind = self.app.connection_for_read().transport.driver_type
+        return kind in brokers.drivers() and brokers.driver_class(kind).capabilities.keys
+
+    def now(self) -> float:
+        """Return seconds since 1970."""
+        return self.watch.clock.wall().timestamp()
+
+
+def linker(request: Request) -> Callable[..., str]:
+    """Return a function that makes links within the page, under any mount path."""
+    root = str(request.scope.get("root_path", "")).rstrip("/")
+
+    def link(path: str = "", /, **query: Any) -> str:
+        return f"{root}/{path}" + (f"?{urlencode(query, doseq=True)}" if query else "")
+
+    return link
+
+
+def as_json(document: Any, status: int = 200) -> Response:
+    """Return a document as a command's ``--json`` prints it."""
+    return JSONResponse(document, status)
+
+
+def trouble_of(exc: click.ClickException) -> str:
+    """Return the text of an error in one line."""
+    return " ".join(exc.format_message().split())
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _utc(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _clean(text: object) -> str:
+    """Replace invisible characters, and those that change the reading direction."""
+    return "".join(each if each.isprintable() or each in "\n\t" else " " for each in str(text))

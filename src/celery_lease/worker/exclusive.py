@@ -1,0 +1,72 @@
+"""What becomes of a request whose task needs an exclusive key.
+
+The key is taken when the task is about to start: by pools of processes and by the solo pool when
+the request goes to the pool, where a slot is free for it; by threads and greenlets when they accept
+it, since more requests may wait in those pools than run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery.exceptions import TaskRevokedError
+
+from celery_lease.core.keys import Verdict
+from celery_lease.worker import notices, pools
+from celery_lease.worker.held import REVOKED, Ending
+
+if TYPE_CHECKING:
+    from celery_lease.core.keys import KeyAnswer
+    from celery_lease.worker.held import Handle
+
+
+def turned_away(lease: Handle | None) -> KeyAnswer | None:
+    """Return why a task was to be revoked when its message was received, if it was."""
+    held = lease.held if lease is not None else None
+    return None if held is None else held.lease.claim.turned_away
+
+
+def take(request: Any, lease: Handle) -> None:
+    """Take the key of a task that is about to start, if it needs one.
+
+    Raises:
+        TaskRevokedError: The task must not start now; Celery's word for that.
+    """
+    if lease.held is None or lease.held.exclusive is None:
+        return
+    if request.revoked():
+        raise TaskRevokedError(request.id)
+    answer = lease.leases.take_key(lease.tag)
+    if answer.verdict is Verdict.HELD:
+        return
+    if answer.verdict.revokes:
+        give_way(request, lease, answer)
+    elif answer.verdict is Verdict.PARKED:
+        request.end(lambda _: None)
+    elif answer.verdict is Verdict.LOST:
+        request.end(lease.leases.discard)
+    else:  # it may have the key, or be parked: the broker knows when this is answered
+        request.end(lambda tag: lease.leases.hand_back([tag], ending=Ending.HANDED_BACK))
+    raise TaskRevokedError(request.id)
+
+
+def take_inside(request: Any, lease: Handle) -> None:
+    """Take the key in a pool in which requests wait, by the thread or greenlet that accepts one.
+
+    Raises:
+        BaseException: It ends the thread's or greenlet's work without a word: nothing is to run.
+    """
+    try:
+        take(request, lease)
+    except TaskRevokedError as exc:
+        raise pools.end_of_work() from exc
+
+
+def give_way(request: Any, lease: Handle, answer: KeyAnswer) -> None:
+    """Revoke a task for its key; its lease is kept until that is stored."""
+    held = lease.held
+    key = held.exclusive.key if held is not None and held.exclusive is not None else "?"
+    reason = answer.reason(key)
+    if held is not None:
+        notices.revoked(held, reason)
+    request.announce_revoked(reason, REVOKED[answer.verdict])

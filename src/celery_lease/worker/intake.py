@@ -1,0 +1,48 @@
+"""Decides whether a worker takes messages and starts tasks: open, draining, or stopping.
+
+::
+
+    open ◄──► draining      by remote control
+      └──────────┴─► stopping    by a signal, or because the worker cannot go on; for good
+
+Invariant: a worker that stops stays so. The two flags are independent, and each is written in one
+step, so that a signal that interrupts the end of a drain is not undone by it. Any thread and any
+signal handler may call everything here: no lock, no I/O.
+"""
+
+from __future__ import annotations
+
+
+class Intake:
+    """One worker's; it outlives the worker's connections, and so does a drain."""
+
+    def __init__(self) -> None:
+        self._draining = False
+        self._stopping = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages are taken and tasks are started."""
+        return not (self._stopping or self._draining)
+
+    @property
+    def draining(self) -> bool:
+        """Whether an operator has asked for a drain that has not ended."""
+        return self._draining
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the worker was asked to stop, or stops by itself."""
+        return self._stopping
+
+    def drain(self) -> None:
+        """Take nothing more until :meth:`resume`."""
+        self._draining = True
+
+    def resume(self) -> None:
+        """End a drain; a worker that stops does not open again."""
+        self._draining = False
+
+    def stop(self) -> None:
+        """Take nothing more, for good."""
+        self._stopping = True

@@ -1,0 +1,57 @@
+"""``celery lease advise`` by what a real worker has seen of its tasks, in observe mode."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.relay_stage import EXTENSION, RelayStage
+from harness.shell import Shell
+from harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from harness.brokers import RedisServer
+
+LONG = EXTENSION + 1
+
+
+@pytest.fixture
+def stage(valkey: RedisServer, tmp_path: Path) -> Iterator[RelayStage]:
+    """A stage whose tasks are observed."""
+    stage = RelayStage(valkey, tmp_path, lease_mode="observe")
+    yield stage
+    stage.close()
+
+
+def test_advice_is_by_what_observed_tasks_did(stage: RelayStage) -> None:
+    """One that beats, and one that was silent for longer than its lease; nothing was lost."""
+    for name in ("beats", "silent"):
+        stage.send(name, LONG)
+    stage.start("threads", 2)
+    shell = Shell(stage.setup.app())
+
+    tasks: dict[str, Any] = {}
+
+    def have_both_ended() -> bool:
+        told = json.loads(shell("advise", "--format", "json", "-t", "1"))
+        tasks.update({each["task"]: each for each in told["tasks"] if each["runs"]})
+        return len(tasks) == 2
+
+    eventually(have_both_ended, 30)
+    beats, silent = tasks["relay.beats"], tasks["relay.silent"]
+    assert beats["now"] == {"lease_mode": "observe", "lease_extension": EXTENSION}
+    assert beats["gaps"]["count"] > 4
+    assert beats["gaps"]["max"] < LONG / 2
+    assert (beats["silent"], silent["silent"]) == (0, 1)
+    assert silent["gaps"]["max"] >= EXTENSION
+    assert silent["longest_run"] >= LONG - 0.1
+    assert (silent["late"], silent["lost"]) == (1, 0)
+    assert beats["proposed"]["lease_mode"] == "heartbeat"
+    assert silent["proposed"]["lease_mode"] == "daemon"
+    assert "'relay.silent': {'lease_mode': 'daemon'" in shell("advise", "--format", "python")
+    shell.app.close()

@@ -1,0 +1,304 @@
+"""Exclusive keys in whole workers: one task of a key at a time, whatever happens to its holder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import chain, chord
+from celery.exceptions import TaskRevokedError
+from click.testing import CliRunner
+
+from celery_lease.brokers.redis import sweeps
+from celery_lease.cli.exclusive import exclusive_keys
+from harness.app_keys import EXTENSION
+from harness.setup import Setup
+from harness.waiting import always, eventually
+from harness.workers import WorkerOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from celery import Celery
+
+    from harness.brokers import RedisServer
+    from harness.ledger import Ledger
+    from harness.workers import Worker, WorkerFleet
+
+KEYED = WorkerOptions(module="harness.app_keys", concurrency=2)
+WORK = "keyed.work"
+CONF = {"lease_reaper_interval": 0.5}
+DROP, REPLACE = ({"lease": {"lease_on_busy": each}} for each in ("drop", "replace"))
+
+
+class Scene:
+    """A broker, workers, and gates that keep tasks from ending."""
+
+    def __init__(self, server: RedisServer, fleet: WorkerFleet, directory: Path) -> None:
+        url = server.fresh_url()
+        self.setup = Setup(url, url, CONF)
+        self.client: Any = server.client(self.setup.database)
+        self.app: Celery = self.setup.app()
+        self.fleet, self.ledger, self._directory = fleet, fleet.ledger, directory
+
+    def worker(self, **options: Any) -> Worker:
+        return self.fleet.start(self.setup, replace(KEYED, **options))
+
+    def send(self, task_id: str, key: str = "a", *, gated: bool = True, **options: Any) -> Any:
+        gate = str(self._directory / task_id) if gated else ""
+        return self.app.send_task(WORK, [key, gate], task_id=task_id, **options)
+
+    def open(self, task_id: str) -> None:
+        (self._directory / task_id).touch()
+
+    def parked(self, count: int) -> None:
+        eventually(lambda: self._parked() == count, what=f"{count} parked")
+
+    def _parked(self) -> int:
+        return sum(map(int, self.client.hvals("unacked.parked")))
+
+    def settled(self) -> None:
+        """Wait until nothing is left at the broker of messages and keys."""
+        left = ("celery", "unacked", "unacked_index", "unacked.claims", "unacked.leases")
+        eventually(lambda: not self.client.exists(*left), what="nothing is held")
+        names = [*self.client.keys("unacked.parked*"), *self.client.keys("unacked.holders*")]
+        assert names == []
+
+    def order(self, *ids: str) -> list[tuple[str, str]]:
+        """Return starts and ends of some tasks, as they happened."""
+        entries = self.ledger.entries()
+        return [(e.event, e.task_id) for e in entries if e.task_id in ids and e.event != "lost"]
+
+
+@pytest.fixture
+def scene(valkey: RedisServer, fleet: WorkerFleet, tmp_path: Path) -> Scene:
+    """A database of its own."""
+    return Scene(valkey, fleet, tmp_path)
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_one_task_of_a_key_runs_at_a_time_and_holds_nobody_else_up(scene: Scene, pool: str) -> None:
+    """In the order in which they came; what needs no key, or another one, runs meanwhile."""
+    scene.worker(pool=pool)
+    ids = ["a1", "a2", "a3"]
+    for each in ids:
+        scene.send(each)
+    scene.app.send_task("keyed.free", task_id="free")
+    scene.send("b1", "b", gated=False)
+    scene.ledger.wait("start", "a1")
+    scene.ledger.wait("start", "free")
+    scene.ledger.wait("end", "b1")
+    assert scene.order(*ids) == [("start", "a1")]
+    scene.parked(2)
+    for each in ids:
+        scene.ledger.wait("start", each)
+        scene.open(each)
+    scene.ledger.wait("end", "a3")
+    assert scene.order(*ids) == [(event, each) for each in ids for event in ("start", "end")]
+    scene.settled()
+
+
+def test_what_waits_for_its_time_holds_no_key(scene: Scene) -> None:
+    """Nor does a retry; both take it when they start."""
+    scene.worker()
+    scene.send("later", countdown=1.5, gated=False)
+    scene.send("now")
+    scene.ledger.wait("start", "now")
+    scene.parked(1)
+    assert not scene.ledger.count("start", "later")
+    scene.open("now")
+    scene.ledger.wait("end", "later")
+    scene.settled()
+    again = scene.app.send_task("keyed.again", ["a"], headers=DROP)
+    assert again.get(timeout=20) == 1
+    scene.settled()
+
+
+@pytest.mark.compat
+def test_a_newcomer_is_dropped_or_takes_the_place_of_the_one_that_waits(scene: Scene) -> None:
+    """Both end as REVOKED at once, with the id of the task that is why, and their hooks called."""
+    scene.worker()
+    scene.send("holder")
+    scene.ledger.wait("start", "holder")
+    dropped = scene.send("dropped", headers=DROP)
+    with pytest.raises(TaskRevokedError, match="key k:a is held by task holder"):
+        dropped.get(timeout=20)
+    first = scene.send("first", headers=REPLACE)
+    scene.parked(1)
+    scene.send("second", headers=REPLACE, gated=False)
+    with pytest.raises(TaskRevokedError, match="replaced by task second"):
+        first.get(timeout=20)
+    scene.parked(1)
+    eventually(lambda: scene.ledger.count("on_failure") == 2, what="hooks")
+    scene.open("holder")
+    scene.ledger.wait("end", "second")
+    assert not scene.ledger.count("start", "dropped") + scene.ledger.count("start", "first")
+    scene.settled()
+
+
+def test_what_revoked_does_to_chains_and_chords(scene: Scene) -> None:
+    """As docs/keys.md says: a chord fails, and the rest of a chain stays PENDING."""
+    scene.worker()
+    scene.send("holder")
+    scene.ledger.wait("start", "holder")
+    drop = scene.app.signature(WORK, ["a"], headers=DROP)
+    free = scene.app.signature("keyed.free", immutable=True)
+    broken = chain(drop.clone(), free, app=scene.app).apply_async()
+    failed = chord([drop.clone()], free, app=scene.app).apply_async()
+    eventually(lambda: broken.parent.state == "REVOKED", what="its end")
+    eventually(lambda: failed.state == "FAILURE", what="failure of the chord")
+    assert broken.state == "PENDING"
+    scene.open("holder")
+
+
+@pytest.mark.compat
+def test_a_key_is_free_when_its_killed_holder_s_lease_has_ended(scene: Scene) -> None:
+    """What the killed worker had parked is at the broker; the lost task runs again, alone."""
+    first = scene.worker()
+    ids = ["a1", "a2", "a3"]
+    for each in ids:
+        scene.send(each)
+    scene.ledger.wait("start", "a1")
+    scene.parked(2)
+    first.kill_group()
+    scene.worker()
+    eventually(lambda: len(_running(scene.ledger, ids)) == 1, within=30)
+    for each in ids:
+        scene.open(each)
+    for each in ids:
+        scene.ledger.wait("end", each)
+    runs = scene.order(*ids)[1:]  # the killed one's start has no end
+    assert sorted(runs[::2]) == [("start", each) for each in ids]
+    assert [each for _, each in runs[::2]] == [each for _, each in runs[1::2]]
+    scene.settled()
+
+
+def _running(ledger: Ledger, ids: list[str]) -> list[str]:
+    return [each for each in ids if ledger.count("start", each) > (each == "a1")]
+
+
+def test_a_paused_holder_cannot_come_back_into_a_key_that_another_one_holds(scene: Scene) -> None:
+    """Its lease is over for good once the key was taken: its next beat tells it."""
+    first = scene.worker()
+    scene.send("paused")
+    scene.ledger.wait("start", "paused")
+    scene.send("other")
+    scene.parked(1)
+    scene.worker()
+    first.stop_group()
+    scene.ledger.wait("start", "other", within=EXTENSION + 15)
+    first.cont_group()
+    scene.ledger.wait("lost", "paused")
+    assert scene.ledger.count("start", "paused") == 1
+    scene.open("other")
+    scene.open("paused")
+    scene.ledger.wait("end", "paused")
+    assert scene.order("paused", "other")[1:] == [
+        ("start", "other"),
+        ("end", "other"),
+        ("start", "paused"),
+        ("end", "paused"),
+    ]
+    scene.settled()
+
+
+def test_the_next_one_is_woken_at_once(scene: Scene) -> None:
+    """An idle worker has it in a moment: far sooner than a reaper or a look for messages."""
+    scene.worker(concurrency=1)
+    ids = [f"a{number}" for number in range(20)]
+    scene.send("first")
+    scene.ledger.wait("start", "first")
+    for each in ids:
+        scene.send(each, gated=False)
+    scene.parked(len(ids))
+    scene.open("first")
+    scene.ledger.wait("end", ids[-1])
+    entries = [e for e in scene.ledger.entries() if e.event in ("start", "end")]
+    gaps = [b.at - a.at for a, b in zip(entries[1::2], entries[2::2], strict=False)]
+    assert median(gaps) < 0.2
+
+
+def test_a_forgotten_message_is_woken_by_a_reaper(scene: Scene) -> None:
+    """Whoever should have woken it could not: its key is free, and it is due for a look."""
+    scene.worker()
+    scene.send("holder")
+    scene.ledger.wait("start", "holder")
+    scene.send("parked", gated=False)
+    scene.parked(1)
+    scene.client.rename("unacked.parked.k:a", "aside")
+    scene.open("holder")
+    scene.ledger.wait("end", "holder")
+    assert always(lambda: not scene.ledger.count("start", "parked"), during=1.5, every=0.2)
+    (tag,) = scene.client.hkeys("unacked")
+    scene.client.zadd("unacked.leases", {tag: 1})
+    scene.ledger.wait("end", "parked")
+    scene.client.delete("aside", "unacked.parked")  # which no longer counts right
+    scene.settled()
+
+
+def test_an_expired_task_does_not_wait_for_its_key(scene: Scene) -> None:
+    """The reaper returns it at its next look, and Celery revokes it."""
+    scene.worker()
+    scene.send("holder")
+    scene.ledger.wait("start", "holder")
+    result = scene.send("expired", expires=1)
+    scene.parked(1)
+    (tag,) = [each for each in scene.client.hkeys("unacked") if each.endswith(b"~")]
+
+    def is_revoked() -> bool:
+        scene.client.zadd("unacked.leases", {tag: 1}, xx=True)  # it is due for a look
+        return bool(result.state == "REVOKED")
+
+    eventually(is_revoked, what="its end")
+    scene.open("holder")
+    scene.ledger.wait("end", "holder")
+    scene.settled()
+
+
+def test_people_see_and_purge_who_waits(scene: Scene) -> None:
+    """By the broker's record, without a worker's answer."""
+    scene.worker()
+    scene.send("holder")
+    scene.ledger.wait("start", "holder")
+    scene.send("parked")
+    scene.send("late")
+    scene.parked(2)
+    (use,) = json.loads(run(scene, "--json"))["keys"]
+    assert (use["key"], use["limit"]) == ("k:a", 1)
+    assert [each["task_id"] for each in use["holders"]] == ["holder"]
+    assert [each["task_id"] for each in use["parked"]] == ["parked", "late"]
+    assert "keyed.work[holder]" in run(scene)
+    assert "2 messages thrown away" in run(scene, "purge", "k:a", "--force")
+    scene.open("holder")
+    scene.ledger.wait("end", "holder")
+    scene.settled()
+
+
+def run(scene: Scene, *arguments: str) -> str:
+    """Run ``celery lease keys`` for the scene's app."""
+    holder: Any = type("CLIContext", (), {"app": scene.app})()
+    result = CliRunner().invoke(exclusive_keys, list(arguments), obj=holder)
+    assert result.exit_code == 0, result.output
+    return str(result.output)
+
+
+def test_without_workers_that_know_keys_the_parked_come_back(scene: Scene) -> None:
+    """After a rollback to plain Celery: by the visibility timeout, and with no worker of ours."""
+    first = scene.worker()
+    scene.send("holder")
+    scene.ledger.wait("start", "holder")
+    scene.send("parked")
+    scene.parked(1)
+    first.kill_group()
+    (tag,) = [each for each in scene.client.hkeys("unacked") if each.endswith(b"~")]
+    assert scene.client.zscore("unacked_index", tag) > sweeps.ARRIVAL
+    with scene.app.connection_for_read() as connection:
+        connection.transport_options["visibility_timeout"] = 1
+        qos = connection.default_channel.qos
+        scene.client.zadd("unacked_index", {tag: 1})
+        qos.restore_visible(interval=1)
+    assert scene.client.llen("celery") >= 1
