@@ -115,7 +115,9 @@ def test_a_worker_whose_loop_is_its_task_is_found_and_cancels(stage: Stage) -> N
     shell = Shell(stage.app)
     assert f"views.work  {running}  {worker.hostname}" in shell("status", "-t", "3")
     said = shell("cancel", running, "-t", "3")
-    assert said.startswith(f"views.work[{running}] on {worker.hostname}: its next beat tells it")
+    assert said.startswith(
+        f"views.work[{running}] on {worker.hostname}: its next beat raises TaskCancelled"
+    )
     assert stage.is_revoked(running)
 
 
@@ -210,7 +212,7 @@ def test_operators_cancel_by_command(stage: Stage) -> None:
     running, plain = stage.start("work", LONG), stage.start("plain", 20)
     deaf, over = stage.start("deaf", 20), stage.send("stubborn", 0)
     said = shell("cancel", running, "--wait", "20", "-t", "3")
-    assert f"views.work[{running}] on {worker.hostname}: its next beat tells it" in said
+    assert f"views.work[{running}] on {worker.hostname}: its next beat raises TaskCancelled" in said
     assert stage.app.AsyncResult(running).state == states.REVOKED
     assert stage.app.AsyncResult(over).get(timeout=10) == "done"
     done = shell.result("cancel", plain, deaf, over, "no-such-task", "-t", "3")

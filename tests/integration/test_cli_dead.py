@@ -74,7 +74,7 @@ def test_dead_letters_are_listed_and_shown_with_their_history(buried: Bench, she
     assert (done.stdout, done.stderr) == ("", "no dead letters in other or other.dead\n")
     shown = json.loads(shell("dead", "show", "t1"))
     assert (shown["task"], shown["origin"], shown["losses"]) == ("proj.work", "q", 1)
-    assert [each["reason"] for each in shown["history"]] == ["given up"]
+    assert [each["reason"] for each in shown["history"]] == ["lost"]
     assert "t1" in shown["body"]
     assert "t4" in shell.fails("dead", "show", "t4")
     assert buried.waiting("q.dead") == 3
@@ -92,13 +92,13 @@ def test_dead_letters_are_found_by_either_queues_name(buried: Bench, shell: Shel
     whole = shell("dead", "list")
     assert len(whole.splitlines()) == 4
     assert shell("dead", "list", "-q", "q") == shell("dead", "list", "-q", "q.dead") == whole
-    assert "1 message sent back" in shell("dead", "retry", "-q", "q", "8d2c")
+    assert "1 message replayed" in shell("dead", "retry", "-q", "q", "8d2c")
     assert "3 task ids begin with t: t1, t2, t3" in shell.fails("dead", "show", "t")
 
 
 def test_a_retried_letter_goes_back_with_a_clean_record(buried: Bench, shell: Shell) -> None:
     """To its queue and priority, once, with nothing counted against it."""
-    assert "1 message sent back" in shell("dead", "retry", "t1")
+    assert "1 message replayed" in shell("dead", "retry", "t1")
     assert "t1" in shell.fails("dead", "retry", "t1")
     desk = buried.desk()
     (message,) = desk.receive()
@@ -106,7 +106,7 @@ def test_a_retried_letter_goes_back_with_a_clean_record(buried: Bench, shell: Sh
     assert message.properties["priority"] == 6
     assert (message.claim.deliveries, message.claim.losses) == (1, 0)
     assert "dead" not in message._raw
-    assert "2 messages sent back" in shell("dead", "retry", "--all")
+    assert "2 messages replayed" in shell("dead", "retry", "--all")
     assert [each.headers["id"] for each in desk.receive(2)] == ["t2", "t3"]
     assert shell("dead", "list") == ""
 
@@ -116,8 +116,8 @@ def test_letters_are_thrown_away_only_on_a_yes(buried: Bench, shell: Shell) -> N
     shell.fails("dead", "purge")
     shell.fails("dead", "purge", "t1")  # nobody there to say yes
     assert buried.waiting("q.dead") == 3
-    assert "1 message thrown away" in shell("dead", "purge", "t1", input="y\n")
-    assert "2 messages thrown away" in shell("dead", "purge", "--all", "--force")
+    assert "1 message discarded" in shell("dead", "purge", "t1", input="y\n")
+    assert "2 messages discarded" in shell("dead", "purge", "--all", "--force")
     assert buried.waiting("q.dead") == buried.waiting() == 0
 
 

@@ -163,7 +163,7 @@ def test_on_rabbitmq_what_a_silent_worker_said_is_remembered(
     ]
     assert "no reply from" in view.headline()
     done = Shell(app).result("status", "-t", "2")
-    assert "RabbitMQ does not tell which messages are held" in done.stderr
+    assert "RabbitMQ does not say which messages are held" in done.stderr
 
 
 def test_on_pgmq_the_databases_record_is_shown(request: pytest.FixtureRequest) -> None:

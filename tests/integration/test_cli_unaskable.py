@@ -59,7 +59,7 @@ def is_told(shell: Shell, command: str) -> None:
     assert done.exit_code == 69
     (line,) = done.output.splitlines()
     assert line.startswith("Error: workers on ")
-    assert "cannot be asked or told anything: " in line
+    assert "cannot be reached by commands: " in line
     assert "see celery -A APP lease explain TASK_ID" in line
 
 

@@ -277,7 +277,7 @@ def test_a_dead_letter_can_be_looked_at_and_sent_back(plays: Plays, broker: str)
     causes = [(each["cause"], each["note"]) for each in shown["history"]]
     assert causes == [("SIGKILL, perhaps out of memory", "about to die")] * MOST_LOSSES
     assert all(each["worker"] and each["delivery"] and each["token"] for each in shown["history"])
-    assert sent == "1 message sent back\n"
+    assert sent == "1 message replayed\n"
     assert dead == 0
 
 

@@ -182,7 +182,7 @@ def _running(ledger: Ledger, ids: list[str]) -> list[str]:
 
 
 def test_a_paused_holder_cannot_come_back_into_a_key_that_another_one_holds(scene: Scene) -> None:
-    """Its lease is over for good once the key was taken: its next beat tells it."""
+    """Its lease is over for good once the key was taken: its next beat raises LeaseLost."""
     first = scene.worker()
     scene.send("paused")
     scene.ledger.wait("start", "paused")
@@ -272,7 +272,7 @@ def test_people_see_and_purge_who_waits(scene: Scene) -> None:
     assert [each["task_id"] for each in use["holders"]] == ["holder"]
     assert [each["task_id"] for each in use["parked"]] == ["parked", "late"]
     assert "keyed.work[holder]" in run(scene)
-    assert "2 messages thrown away" in run(scene, "purge", "k:a", "--force")
+    assert "2 messages deleted" in run(scene, "purge", "k:a", "--force")
     scene.open("holder")
     scene.ledger.wait("end", "holder")
     scene.settled()

@@ -56,7 +56,10 @@ def test_a_task_is_looked_at_and_handed_over(stage: Stage, pool: str) -> None:
     assert looked.startswith(f"views.moves[{moving}] on {worker.hostname}, process ")
     assert "in moves" in looked
     handed = asked("hand-over", moving)
-    assert f"views.moves[{moving}] on {worker.hostname}: its next beat ends it" in handed
+    assert (
+        f"views.moves[{moving}] on {worker.hostname}: its next beat raises ShutdownRequested"
+        in handed
+    )
     stage.ledger.wait("end", moving, within=20)
     assert stage.app.AsyncResult(moving).get(timeout=10) == "done"
     assert [each.facts for each in stage.ledger.entries("told", moving)] == [

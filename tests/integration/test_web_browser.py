@@ -164,7 +164,7 @@ def test_a_task_is_seen_orphaned_run_elsewhere_and_cancelled(
         page.get_by_role("button", name="Cancel").click()
         expect(page.get_by_text("raises TaskCancelled")).to_be_visible()
         page.get_by_role("button", name="Cancel").click()
-        told = page.get_by_role("status").filter(has_text="its next beat tells it")
+        told = page.get_by_role("status").filter(has_text="its next beat raises TaskCancelled")
         expect(told).to_be_visible()
         page.get_by_role("link", name="Back").click()
         expect(row).to_have_count(0, timeout=SOON)
@@ -191,7 +191,7 @@ def test_a_dead_letter_is_shown_and_replayed(stage: Stage, pages: list[Page]) ->
         page.get_by_role("link", name="Dead letters").click()
         page.locator(f'input[value="{task_id}"]').check()
         page.get_by_role("button", name="Replay…").click()
-        expect(page.get_by_text("Each goes back to the queue it came from")).to_be_visible()
+        expect(page.get_by_text("Each returns to the queue it came from")).to_be_visible()
         page.get_by_role("button", name="Replay").click()
         told = page.get_by_role("status").filter(has_text="replayed to queue celery")
         expect(told).to_be_visible()
@@ -208,7 +208,7 @@ def test_a_dead_letter_is_discarded(stage: Stage, pages: list[Page]) -> None:
         page.wait_for_timeout(200)
         page.get_by_role("link", name="Look again").click()
     link.click()
-    confirm(page, "Discard", "Each is thrown away for good", "discarded")
+    confirm(page, "Discard", "Each is deleted for good", "discarded")
     assert f"discard by somebody from 127.0.0.1: video.publish[{task_id}]" in stage.server.log
     assert stage.fleet.ledger.count("start", task_id) == 1
 
@@ -223,7 +223,7 @@ def test_a_task_is_looked_at_and_handed_over(stage: Stage, pages: list[Page]) ->
     assert complaints(page) == []
     assert fits(page)
     page.get_by_role("link", name="Back to the task").click()
-    confirm(page, "Hand over", "raises ShutdownRequested", "its next beat ends it")
+    confirm(page, "Hand over", "raises ShutdownRequested", "its next beat raises ShutdownRequested")
     stage.fleet.ledger.wait("end", task_id)
     assert stage.fleet.ledger.count("start", task_id) == 2
 

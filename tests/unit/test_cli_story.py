@@ -90,7 +90,7 @@ def test_a_parked_task_is_told_with_its_key_its_holder_and_its_position() -> Non
         "proj.work[x] waits for key import:7, held by proj.work[holder] on w1@h since "
         "2030-01-01 00:00:50 UTC; position 2 of 2, since 2030-01-01 00:00:50 UTC (50s)."
     ) in told
-    assert "the first in the line goes back to the front of its queue" in told
+    assert "the first in the line is returned to the front of its queue" in told
     free = KeyUse(key="import:7", limit=1, parked=users[1:])
     told = story(parked=Parked(use=free, user=users[2], position=2))
     assert "which nobody holds" in told
@@ -135,9 +135,9 @@ def test_a_running_task_is_told_with_its_past_and_its_future() -> None:
     ("facts", "words"),
     [
         ({"mode": "daemon"}, "in lease_mode 'daemon' its lease, of another 41s, is kept"),
-        ({"quiet": 300.0}, "it announced a quiet call of another 5m00s"),
-        ({"cancelled": True}, "it is cancelled, and was told or is told at its next beat"),
-        ({"state": "lost", "lost": "expired"}, "Its lease is lost (expired): its next beat tells"),
+        ({"quiet": 300.0}, "it announced a quiet period of another 5m00s"),
+        ({"cancelled": True}, "it is cancelled; its beats raise TaskCancelled"),
+        ({"state": "lost", "lost": "expired"}, "Its lease is lost (expired): its next beat raises"),
         ({"losses": 5}, "it goes to queue q.dead instead of being run again"),
         ({"progress": {"done": None, "total": None, "note": ""}}, "nothing of its progress"),
     ],
@@ -163,7 +163,7 @@ def test_a_holder_that_does_not_reply_is_told_from_the_record() -> None:
     assert "celery -A APP lease reap" in expired
     assert "3 more losses make it a dead letter" in expired
     resting = story(recorded=[recorded(remaining=4.0, resting=True, losses=2)])
-    assert "goes back to queue q in 4.0s" in resting
+    assert "is returned to queue q in 4.0s" in resting
     assert "2 more losses make it a dead letter" in resting  # the third one is why it rests
 
 
@@ -247,7 +247,7 @@ def test_what_a_broker_cannot_tell_is_told_with_where_to_look(
 def test_a_broker_with_a_rule_of_its_own_is_not_spoken_for() -> None:
     """RabbitMQ gives out again what is not acknowledged, and has its own limits."""
     told = story(held=[row()], broker="amqp", records=False, reaps=False, dead_letter_queue="")
-    assert "RabbitMQ gives it out again from queue q; 1 of its deliveries was lost so far" in told
+    assert "RabbitMQ delivers it again from queue q; 1 of its deliveries was lost so far" in told
 
 
 def test_a_checkpoint_is_told_with_its_age_and_loops() -> None:

@@ -123,7 +123,7 @@ def test_a_worker_that_replies_twice_is_one() -> None:
 def test_a_broker_without_remote_control_is_told_before_anything_is_sent(transport: str) -> None:
     """A try would leave a queue there, or end in a traceback."""
     control = Control(a=LEASED)
-    with pytest.raises(CannotAsk, match=f"(?i)workers on {transport} cannot be asked") as caught:
+    with pytest.raises(CannotAsk, match=f"(?i)workers on {transport} cannot be reached") as caught:
         ask(control, "leases", transport=transport)
     assert caught.value.exit_code == 69
     assert control.sent == []

@@ -62,10 +62,13 @@ def test_a_command_says_how_many_were_told(bench: Bench) -> None:
     """One id or several; a worker without leases says so."""
     bench.run("a", policy=INTERRUPTIBLE)
     assert control.lease_hand_over(worker(bench), task_id="id-a") == {
-        "ok": "1 of 1 task told",
+        "ok": "1 of 1 task handed over",
         "tasks": {"id-a": {"state": "told", "task": "t"}},
     }
-    assert control.lease_hand_over(worker(bench), task_id=["x", "y"])["ok"] == "0 of 2 tasks told"
+    assert (
+        control.lease_hand_over(worker(bench), task_id=["x", "y"])["ok"]
+        == "0 of 2 tasks handed over"
+    )
     plain = SimpleNamespace(consumer=None)
     assert control.lease_hand_over(plain, task_id="x") == control.NO_LEASES
 

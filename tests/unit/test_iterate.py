@@ -222,7 +222,7 @@ def test_a_loop_that_is_left_early_and_unsaved_is_told(
     context.shut_down(after=3)
     with pytest.raises(ShutdownRequested):
         list(loop(with_store(context, store)))
-    assert "leaves a loop whose place is not saved" in caplog.text
+    assert "ended a loop whose place is not saved" in caplog.text
 
 
 def test_checkpoints_and_loops_keep_each_other(make_lease_context: Any) -> None:

@@ -406,7 +406,7 @@ def test_what_is_not_silent_is_not_warned_about(
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        (POLICY, "its next beat is told"),
+        (POLICY, "its next beat raises LeaseLost"),
         (replace(POLICY, on_lost=OnLost.CONTINUE), "it runs on"),
     ],
 )

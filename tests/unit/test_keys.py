@@ -72,7 +72,7 @@ def test_a_rule_makes_the_key_of_a_call(rule: Any, call: Call, key: str) -> None
         ("{customer_id", "is no template"),
         ("{customer_id:{width}}", "placeholder within a placeholder"),
         (lambda customer_id, /: customer_id, "takes no name"),
-        (min, "does not tell its parameters"),
+        (min, "whose parameters cannot be read"),
     ],
 )
 def test_a_rule_that_is_none_is_refused(rule: Any, said: str) -> None:

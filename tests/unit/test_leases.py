@@ -141,7 +141,7 @@ def test_a_loss_that_the_keeper_did_not_see_is_told_all_the_same(
         bench.passed()
     (record,) = caplog.records
     assert "lease of task t[id-a] lost (expired)" in record.getMessage()
-    assert record.getMessage().endswith("its outcome is thrown away")
+    assert record.getMessage().endswith("its outcome is discarded")
 
 
 def test_no_record_leaks_and_none_is_lent_to_two(bench: Bench) -> None:

@@ -105,7 +105,7 @@ def test_people_read_it() -> None:
     shown = dead.loss(entry)
     assert (shown["cause"], shown["note"], shown["stack"]) == ("SIGSEGV", "n", ["a", "b"])
     assert "key" not in shown
-    assert story._loss(entry).endswith("given up (SIGSEGV)")
+    assert story._loss(entry).endswith("lost (SIGSEGV)")
     assert "cause" not in dead.loss({"reason": "expired"})
 
 

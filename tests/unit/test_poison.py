@@ -141,7 +141,7 @@ def test_a_backend_that_cannot_store_the_failure_does_not_end_the_worker(
     bench.task.backend.mark_as_failure = Mock(side_effect=OSError("backend is down"))
     with pytest.raises(TaskRevokedError):
         bench.start()
-    assert "not told" in caplog.text
+    assert "not reported" in caplog.text
 
 
 def test_a_broker_with_an_order_of_its_own_is_left_to_it() -> None:

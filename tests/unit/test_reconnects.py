@@ -330,7 +330,7 @@ def test_a_message_that_does_not_come_is_given_up(
     with caplog.at_level(logging.WARNING):
         reading.hub.reset()
     assert reading.heard == []
-    assert "given up" in caplog.text
+    assert "it is discarded" in caplog.text
 
 
 def test_a_worker_without_an_event_loop_has_none_to_reset() -> None:

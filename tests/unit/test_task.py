@@ -252,7 +252,7 @@ def test_options_are_inherited_and_overridden(app: Celery) -> None:
 def test_what_a_lease_needs_cannot_be_switched_off(app: Celery, option: str) -> None:
     """The error names task and option and says why, wherever it was asked for."""
     with pytest.raises(
-        LeaseConfigError, match=rf"{option} .*(?s:.)*(acknowledged|go back)"
+        LeaseConfigError, match=rf"{option} .*(?s:.)*(acknowledged|returned)"
     ) as told:
         leased(app, name="mine", **{option: False})(nothing)
     assert "'mine'" in str(told.value)

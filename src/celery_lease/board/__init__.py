@@ -344,7 +344,7 @@ def _number(value: float) -> float:
     except OverflowError:
         return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError):
-        raise TypeError(f"progress is told in numbers, not {value!r}") from None
+        raise TypeError(f"progress must be numbers, not {value!r}") from None
 
 
 # Boards of this process by address. Written by the worker's main thread before the pool starts

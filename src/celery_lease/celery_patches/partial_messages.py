@@ -48,6 +48,8 @@ def _finish(descriptor: int, reading: Iterator[Any]) -> None:
     except (StopIteration, OSError, EOFError):  # it is read, or its process is gone
         return
     except Exception:  # an error in handling the message must not prevent the reset
-        logger.exception("a task's end was not taken in")
+        logger.exception("the end of a task could not be handled")
         return
-    logger.warning("a task process has not written on for %g s: its message is given up", PATIENCE)
+    logger.warning(
+        "half a message of a task process, and no more for %g s: it is discarded", PATIENCE
+    )

@@ -37,14 +37,14 @@ LONG = 1.0
 LOOK_INTERVAL = 0.3
 #: The states in a worker's reply, their texts, and whether the cancellation works.
 WORDS = {
-    "told": ("its next beat tells it", True),
+    "told": ("its next beat raises TaskCancelled", True),
     "revoked": ("it waited there, and is revoked", True),
     "waits": ("it waits there, and is revoked when its time comes", True),
     "lost": (
-        "it has lost its lease and is told so; whoever has its message now revokes it",
+        "it has lost its lease; the worker that receives its message revokes it",
         True,
     ),
-    "plain": ("it runs without a lease and has no beats to tell it", False),
+    "plain": ("it runs without a lease, and has no beats", False),
 }
 #: From the weakest to the strongest effect: two workers may know the same task.
 RANKS = ("plain", "lost", "waits", "revoked", "told")

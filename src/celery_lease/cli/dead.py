@@ -12,6 +12,7 @@ import click
 from celery_lease import settings
 from celery_lease.cli.broker import driver_of
 from celery_lease.cli.ids import expanded
+from celery_lease.core.dead import reason_of
 from celery_lease.core.words import counted
 
 if TYPE_CHECKING:
@@ -73,12 +74,12 @@ def show(ctx: click.Context, task_id: str, queues: tuple[str, ...]) -> None:
 @QUEUES
 @click.pass_context
 def retry(ctx: click.Context, tasks: tuple[str, ...], every: bool, queues: tuple[str, ...]) -> None:
-    """Send dead letters back to their queues.
+    """Replay dead letters to their queues.
 
     Their losses are no longer counted.
     """
     with opened(ctx.obj.app, queues) as (letters, named):
-        _each(chosen_of(letters, named, None if every else tasks), letters.retry, "sent back")
+        _each(chosen_of(letters, named, None if every else tasks), letters.retry, "replayed")
 
 
 @dead.command()
@@ -94,12 +95,12 @@ def purge(
     queues: tuple[str, ...],
     force: bool,
 ) -> None:
-    """Delete dead letters."""
+    """Discard dead letters: delete them."""
     with opened(ctx.obj.app, queues) as (letters, named):
         chosen = chosen_of(letters, named, None if every else tasks)
         if not force:
-            click.confirm(f"throw {counted(len(chosen), 'message')} away for good?", abort=True)
-        _each(chosen, letters.purge, "thrown away")
+            click.confirm(f"discard {counted(len(chosen), 'message')} for good?", abort=True)
+        _each(chosen, letters.purge, "discarded")
 
 
 @contextmanager
@@ -200,7 +201,7 @@ def loss(entry: Any) -> dict[str, Any]:
         "token": entry.get("token"),
         "received": when(entry.get("since")),
         "ended": when(entry.get("ended")),
-        "reason": entry.get("reason"),
+        "reason": reason_of(entry),
         **{name: entry[name] for name in ("cause", "note", "done", "total") if name in entry},
         **({"stack": str(entry["stack"]).splitlines()} if "stack" in entry else {}),
     }

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from celery_lease.core.driver import Driver
     from celery_lease.core.keys import KeyUse
 
-#: Messages thrown away in one call.
+#: Messages deleted in one call.
 PIECE = 100
 HEADERS = ("KEY", "HOLDER", "LIMIT", "HELD", "WAITING", "OLDEST")
 
@@ -53,7 +53,7 @@ def exclusive_keys(ctx: click.Context, as_json: bool) -> None:
 @click.option("-f", "--force", is_flag=True, help="Do not ask.")
 @click.pass_context
 def purge(ctx: click.Context, names: tuple[str, ...], every: bool, force: bool) -> None:
-    """Throw away the messages that wait for keys, as celery purge does with those in queues.
+    """Delete the messages that wait for keys, as celery purge does with those in queues.
 
     Tasks that run are not touched, and no result is stored.
     """
@@ -67,10 +67,10 @@ def purge(ctx: click.Context, names: tuple[str, ...], every: bool, force: bool) 
             for user in use.parked
         ]
         if not force:
-            click.confirm(f"throw {counted(len(tags), 'message')} away for good?", abort=True)
+            click.confirm(f"delete {counted(len(tags), 'message')} for good?", abort=True)
         pieces = [tags[start : start + PIECE] for start in range(0, len(tags), PIECE)]
         answers = [each for piece in pieces for each in driver.complete(piece)]
-    click.echo(f"{counted(answers.count(Answer.HELD), 'message')} thrown away")
+    click.echo(f"{counted(answers.count(Answer.HELD), 'message')} deleted")
     if Answer.UNKNOWN in answers:
         raise click.ClickException("the broker did not answer for the others")
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 #: What a worker can say of a task, and what that means.
 WORDS = {
-    "told": "its next beat ends it, and its message goes back to its queue",
+    "told": "its next beat raises ShutdownRequested, and its message is requeued",
     "not_interruptible": "not handed over: the task is not lease_interruptible",
-    "waits": "not handed over: it has not started. To return what waits: lease drain",
-    "lost": "not handed over: it has lost its lease, and its next beat tells it",
+    "waits": "not handed over: it has not started. To requeue what waits: lease drain",
+    "lost": "not handed over: it has lost its lease, and its next beat raises LeaseLost",
     "plain": "not handed over: it runs without a lease",
 }
 #: Two workers may know the same task: the answer that counts comes last.

@@ -13,7 +13,7 @@ from celery_lease import brokers
 from celery_lease.cli.broker import called
 from celery_lease.cli.results import is_final
 from celery_lease.cli.rows import amount, span
-from celery_lease.core.dead import DEAD_AGAIN
+from celery_lease.core.dead import DEAD_AGAIN, reason_of
 from celery_lease.core.words import counted
 from celery_lease.view.asking import node_of
 from celery_lease.view.row import ORPHANED, RESTING
@@ -76,7 +76,7 @@ def tell(facts: Facts, now: float) -> Iterator[str]:
             f"{when(letter.died_at)}: it was lost {counted(letter.losses, 'time')}."
         )
         yield from map(_loss, letter.history)
-        yield f"Next: nothing, until somebody says: celery -A APP lease dead retry {facts.task_id}"
+        yield f"Next: nothing. To replay it: celery -A APP lease dead retry {facts.task_id}"
     if facts.parked and not facts.held:
         yield from _parked(facts, facts.parked, now)
     elif facts.waiting and not facts.held:
@@ -105,7 +105,7 @@ def _loss(entry: Mapping[str, Any]) -> str:
     return (
         f"  delivery {entry.get('deliveries')} to {entry.get('worker') or 'an unknown worker'}: "
         f"received {when(entry.get('since'))}, ended {when(entry.get('ended'))}, "
-        f"{entry.get('reason')}" + (f" ({entry['cause']})" if entry.get("cause") else "")
+        f"{reason_of(entry)}" + (f" ({entry['cause']})" if entry.get("cause") else "")
     )
 
 
@@ -150,8 +150,8 @@ def _running_next(facts: Facts, row: LeaseRow) -> Iterator[str]:
     left = span(row.remaining)
     if row.state == "lost":
         yield (
-            f"Its lease is lost ({row.lost}): its next beat tells it, and whatever it returns "
-            "is thrown away."
+            f"Its lease is lost ({row.lost}): its next beat raises LeaseLost, and its outcome "
+            "is discarded."
         )
         return
     if row.storing:
@@ -162,7 +162,7 @@ def _running_next(facts: Facts, row: LeaseRow) -> Iterator[str]:
         yield _if_lost(facts, row)
         return
     if row.cancelled:
-        yield "Next: it is cancelled, and was told or is told at its next beat."
+        yield "Next: it is cancelled; its beats raise TaskCancelled."
     if row.mode != "heartbeat":
         yield (
             f"Next: in lease_mode {row.mode!r} its lease, of another {left}, is kept for as "
@@ -170,7 +170,7 @@ def _running_next(facts: Facts, row: LeaseRow) -> Iterator[str]:
         )
     elif row.quiet:
         yield (
-            f"Next: it announced a quiet call of another {span(row.quiet)}; its lease expires "
+            f"Next: it announced a quiet period of another {span(row.quiet)}; its lease expires "
             f"in {left} unless it beats."
         )
     else:
@@ -200,8 +200,8 @@ def _recorded(facts: Facts, lease: LeaseRow, now: float) -> Iterator[str]:
     name, left = _named(lease.task, facts), lease.remaining
     if lease.state == RESTING:
         yield (
-            f"{name} rests after its loss, so that it does not go round too fast: it goes back to "
-            f"queue {lease.queue} in {span(left)}."
+            f"{name} is in backoff after its loss: it is returned to queue {lease.queue} in "
+            f"{span(left)}."
         )
     elif left <= 0:
         yield (
@@ -220,7 +220,7 @@ def _recorded(facts: Facts, lease: LeaseRow, now: float) -> Iterator[str]:
         )
     # The record was made when the lease began: a message in a backoff was lost once since.
     told = _losses_left(facts, lease.queue, lease.max_deliveries, lease.losses + 1)
-    yield f"If that comes to pass, {told}."
+    yield f"After that, {told}."
 
 
 def _holder(facts: Facts, lease: LeaseRow) -> str:
@@ -236,7 +236,7 @@ def _back(facts: Facts, row: LeaseRow) -> str:
     if facts.reaps:
         interval = facts.reaper_interval
         return f"the reaper of any worker returns it to queue {row.queue} within {interval:.3g}s"
-    return f"{called(facts.broker)} gives it out again from queue {row.queue}"
+    return f"{called(facts.broker)} delivers it again from queue {row.queue}"
 
 
 def _waiting(facts: Facts, waiting: Waiting) -> Iterator[str]:
@@ -263,8 +263,8 @@ def _parked(facts: Facts, parked: Parked, now: float) -> Iterator[str]:
     )
     if use.holders:
         yield (
-            "Next: when a holder's lease ends, the first in the line goes back to the front of its "
-            "queue."
+            "Next: when a holder's lease ends, the first in the line is returned to the front of "
+            "its queue."
         )
     else:
         yield f"Next: {_reaped(facts)} returns it to the front of queue {user.queue}."
@@ -327,7 +327,7 @@ def _untold(facts: Facts) -> Iterator[str]:
             "and its progress are in their logs and metrics."
         )
     if not facts.records:
-        unknown = f"{facts.broker or 'This broker'} does not tell what waits, or who holds it."
+        unknown = f"{facts.broker or 'This broker'} does not say what waits, or who holds it."
         lookup = brokers.driver_class(facts.broker).lookup
         yield lookup.format(id=facts.task_id) if lookup else unknown
         yield "Why earlier deliveries ended is in the workers' logs."

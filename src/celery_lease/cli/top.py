@@ -96,7 +96,7 @@ def _follow(watch: Screen, sort: str, lines: int | None) -> None:
             try:
                 from celery_lease.cli.paint import live  # noqa: PLC0415  (an extra)
             except ImportError:
-                click.echo("celery-lease[rich] makes this a live table", err=True)
+                click.echo("celery-lease[cli] makes this a live table", err=True)
             else:
                 with live() as show:
                     _draw(watch, show, sort, lines)

@@ -59,10 +59,10 @@ class CannotAsk(click.ClickException):
     def __init__(self, transport: str) -> None:
         why = brokers.driver_class(transport).unaskable or NO_BROADCASTS
         super().__init__(
-            f"workers on {called(transport)} cannot be asked or told anything: {why}. What they "
+            f"workers on {called(transport)} cannot be reached by commands: {why}. What they "
             "hold is in their logs, metrics and health endpoints (lease_health_port); of one task "
-            "see celery -A APP lease explain TASK_ID; SIGTERM has a worker hand back what has "
-            "not begun"
+            "see celery -A APP lease explain TASK_ID; SIGTERM makes a worker requeue what has "
+            "not started"
         )
 
 

@@ -132,7 +132,7 @@ def _wanted(rule: Callable[..., object]) -> tuple[list[str], bool]:
     try:
         wanted = inspect.signature(rule).parameters.values()
     except (TypeError, ValueError):
-        raise KeyFault("is a callable that does not tell its parameters") from None
+        raise KeyFault("is a callable whose parameters cannot be read") from None
     if any(each.kind is each.POSITIONAL_ONLY for each in wanted):
         raise KeyFault("is a callable with a parameter that takes no name")
     named = [

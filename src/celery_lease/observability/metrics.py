@@ -271,7 +271,7 @@ METRICS = (
         Kind.GAUGE,
         "{message}",
         "Messages at the broker that wait for an exclusive key, by the last sweep of this worker's "
-        "reaper: beside those in the queue itself. Every worker tells the same",
+        "reaper: beside those in the queue itself. Every worker reports the same",
         lambda s: s.parked(),
         ("queue", IDENTITY),
     ),

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 NATURE = {
     "acks_late": "a leased task must be acknowledged late: an early acknowledgement ends the lease "
     "before the work begins",
-    "reject_on_worker_lost": "a leased task's message must go back when its process dies: that is "
-    "what the lease is for",
+    "reject_on_worker_lost": "a leased task's message must be returned to its queue when its "
+    "process dies: that is what the lease is for",
 }
 
 ALSO = "also from task_annotations,"

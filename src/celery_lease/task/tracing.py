@@ -105,7 +105,8 @@ def _void(run: Run) -> Exception:
     if run.outcome is Outcome.DISCARDED:
         return outcome.discarded(run, None)
     logger.error(
-        "task %s[%s] has ended, and its outcome could not be stored in time: the message goes back",
+        "task %s[%s] has ended, and its outcome could not be stored in time: its message is "
+        "returned to its queue",
         run.task.name,
         run.task_id,
         extra=run.ticket.fields,

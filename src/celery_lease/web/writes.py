@@ -150,8 +150,8 @@ WRITES = (
         thing="task",
         back="",
         warning="The next beat of a task that is lease_interruptible raises ShutdownRequested. Its "
-        "message goes back to its queue, with nothing counted against it, and the next run goes on "
-        "from the checkpoint: without one, from the beginning.",
+        "message is requeued, no loss is counted, and the next run continues from the checkpoint: "
+        "without one, from the beginning.",
         act=_hand_over,
     ),
     Write(
@@ -159,8 +159,8 @@ WRITES = (
         verb="Replay",
         thing="dead letter",
         back="dead",
-        warning="Each goes back to the queue it came from, with nothing counted against it, and "
-        "runs as soon as a worker of that queue takes it.",
+        warning="Each returns to the queue it came from, its losses are no longer counted, and "
+        "it runs as soon as a worker of that queue takes it.",
         act=_dealt("retry", "replayed to queue {queue}"),
     ),
     Write(
@@ -168,7 +168,7 @@ WRITES = (
         verb="Discard",
         thing="dead letter",
         back="dead",
-        warning="Each is thrown away for good: its task never runs, and its arguments are gone.",
+        warning="Each is deleted for good: its task never runs, and its arguments are gone.",
         act=_dealt("purge", "discarded"),
         grave=True,
     ),
@@ -177,8 +177,8 @@ WRITES = (
         verb="Drain",
         thing="worker",
         back="workers",
-        warning="It finishes what it runs and takes nothing more. What it has received and not "
-        "started goes back to its queue at once. It stays up until it is resumed or stopped.",
+        warning="It takes no more messages and finishes running tasks. Reserved messages are "
+        "requeued at once. It stays up until it is resumed or stopped.",
         act=_told("lease_drain"),
     ),
     Write(

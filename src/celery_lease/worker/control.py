@@ -25,7 +25,7 @@ NO_LEASES = {"error": "this worker has no leased tasks, or lease_enabled is off"
 
 @control_command()
 def lease_drain(state: Any, **_: Any) -> dict[str, Any]:
-    """Take no more messages, hand back what has not started, finish what runs, and stay up."""
+    """Take no more messages, requeue reserved ones, finish running tasks, and stay up."""
     runtime = runtime_of(state.consumer)
     if runtime is None:
         return NO_LEASES
@@ -70,7 +70,7 @@ def leases(
 
 @control_command(variadic="task_id", signature="[id1 [id2 [... [idN]]]]")
 def lease_cancel(state: Any, task_id: str | Sequence[str], **_: Any) -> dict[str, Any]:
-    """Have tasks told at their next beat that they are cancelled; what waits is revoked."""
+    """Cancel tasks: their next beat raises TaskCancelled; those that wait are revoked."""
     from celery_lease.worker.cancel import Reaction, cancel  # noqa: PLC0415  (for workers alone)
 
     runtime = runtime_of(state.consumer)
@@ -88,7 +88,7 @@ def lease_cancel(state: Any, task_id: str | Sequence[str], **_: Any) -> dict[str
 
 @control_command(variadic="task_id", signature="[id1 [id2 [... [idN]]]]")
 def lease_hand_over(state: Any, task_id: str | Sequence[str], **_: Any) -> dict[str, Any]:
-    """End interruptible tasks at their next beat; their messages go back to their queues."""
+    """End interruptible tasks at their next beat; their messages are requeued."""
     from celery_lease.worker.hand_over import hand_over  # noqa: PLC0415  (for workers alone)
 
     runtime = runtime_of(state.consumer)
@@ -96,7 +96,7 @@ def lease_hand_over(state: Any, task_id: str | Sequence[str], **_: Any) -> dict[
         return NO_LEASES
     done = hand_over(runtime.leases, _listed(task_id))
     told = sum(what["state"] == "told" for what in done.values())
-    return {"ok": f"{told} of {counted(len(done), 'task')} told", "tasks": done}
+    return {"ok": f"{told} of {counted(len(done), 'task')} handed over", "tasks": done}
 
 
 @inspect_command(args=[("task_id", str)], signature="task_id")
@@ -118,7 +118,7 @@ def _listed(task_id: str | Sequence[str] | None) -> list[str]:
 
 @inspect_command()
 def lease_about(state: Any, pace: bool = False, **_: Any) -> dict[str, Any]:
-    """What the worker is made of: versions, clock, pool, and tasks that were slow to beat.
+    """Show the worker's versions, clock and pool, and the tasks that were slow to beat.
 
     With *pace* also how its tasks beat and how long they ran; an older worker leaves that out.
     """

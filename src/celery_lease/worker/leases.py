@@ -360,7 +360,7 @@ class Leases(Table):
         if held is not None and unseen:
             notices.lost(held, notices.THROWN_AWAY, stood=self.stood_still(held))
         if held is not None and lost:
-            self.note_loss(held, str(held.lease.lost or "its outcome was thrown away"))
+            self.note_loss(held, str(held.lease.lost or "its outcome was discarded"))
         ending = Ending.LOST if lost else Ending.HANDED_BACK
         self.hand_back([tag], orderly=not lost, ending=ending)
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NEXT_BEAT = "its next beat is told"
+NEXT_BEAT = "its next beat raises LeaseLost"
 RUNS_ON = "it runs on, the message may be run elsewhere"
-RUN_AGAIN = "its message goes back"
-THROWN_AWAY = "it ended after that, its outcome is thrown away"
+RUN_AGAIN = "its message is returned to its queue"
+THROWN_AWAY = "it ended after that, its outcome is discarded"
 
 
 def lost(held: Held, then: str = NEXT_BEAT, *, stood: float = 0.0) -> None:
@@ -148,7 +148,7 @@ def disowned(held: Held) -> None:
     lease = held.lease
     logger.error(
         "task %s[%s] cannot be ended in this pool: it is disowned, its message was returned and "
-        "its outcome will be thrown away; its slot is taken until it ends",
+        "its outcome will be discarded; its slot is taken until it ends",
         lease.name,
         lease.task_id,
         extra=held.fields,
@@ -194,7 +194,8 @@ def left_behind(helds: Iterable[Held]) -> None:
     for held in helds:
         lease = held.lease
         logger.warning(
-            "worker ends while it holds task %s[%s]: its message comes back when its lease expires",
+            "the worker exits and still holds task %s[%s]: its message is returned to its queue "
+            "when its lease expires",
             lease.name,
             lease.task_id,
             extra=held.fields,
@@ -205,7 +206,7 @@ def untold(count: int) -> None:
     """Log how many messages were not settled at the broker before the worker's end."""
     if count:
         logger.error(
-            "the broker has not answered: worker ends before it could acknowledge or return %s; "
-            "what was claimed comes back when its lease expires, and is run once more",
+            "the broker has not answered: the worker exits before it could acknowledge or "
+            "return %s; a message with a lease is returned when that expires, and is run once more",
             counted(count, "message"),
         )

@@ -64,7 +64,7 @@ def bury(request: Request, lease: Handle, exc: TooManyDeliveries) -> bool:
         _fail(request, exc, extra)
     elif answer is Answer.UNKNOWN:
         logger.critical(
-            "task %s[%s] not started: lost %s, and the broker did not tell whether it is in "
+            "task %s[%s] not started: lost %s, and the broker did not say whether it is in "
             "dead-letter queue %s now",
             request.name,
             request.id,
@@ -85,8 +85,8 @@ def stop_for(request: Request, lease: Handle, exc: OutOfReach) -> None:
     lease.leases.intake.stop()
     logger.error(
         "task %s[%s] not started: its process cannot reach the worker's memory (%s). The worker "
-        "hands its messages back, with no loss counted, and stops. Check what has removed or "
-        "closed that file, or what keeps a task process from what its worker left to it",
+        "requeues its messages, counts no loss, and stops. Check what has removed or closed that "
+        "file, or what keeps a task process from opening it",
         request.name,
         request.id,
         exc,
@@ -120,7 +120,7 @@ def _fail(request: Request, exc: TooManyDeliveries, extra: Mapping[str, object])
     try:
         Request.on_failure(request, unwrapped(hooks.raised(exc)))
     except Exception:  # the backend's errors end a consumer; the message is safe already
-        text = "failure of task %s[%s] not told"
+        text = "failure of task %s[%s] not reported"
         logger.exception(text, request.name, request.id, extra=extra)
     context: Any = request._context  # type: ignore[attr-defined]  # noqa: SLF001
     hooks.call(request.task, context, states.FAILURE, exc, extra)

@@ -91,7 +91,9 @@ def _tell(batch: Sequence[Reaped]) -> None:
             text = "message %s not returned to queue %s, next try in a minute: %s"
             logger.error(text, each.tag, each.queue or "?", each.error, extra=extra)
         elif each.rested:
-            logger.info("task %s[%s] may be tried again", *_task(each), extra=extra)
+            logger.info(
+                "task %s[%s] returned to its queue after its backoff", *_task(each), extra=extra
+            )
         elif each.unclaimed:
             logger.warning(
                 "message of queue %s was sent to a worker that did not take it: returned",

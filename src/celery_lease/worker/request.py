@@ -114,8 +114,8 @@ class LeasedRequest(Request):
             raise TaskRevokedError(self.id) from None
         except BoardFull:
             logger.warning(
-                "no room for task %s[%s]: too many are in this worker's pool; handed back, and "
-                "nothing more is taken until one ends. Lower worker_prefetch_multiplier",
+                "no room for task %s[%s]: too many are in this worker's pool; requeued, and no "
+                "more messages are taken until one ends. Lower worker_prefetch_multiplier",
                 self.name,
                 self.id,
                 extra=lease.fields(self),

@@ -253,7 +253,7 @@ def tend(channel: Any) -> None:
         return
     reader.read_ahead()
     if reader.is_silent() and not reader.has_ended:
-        logger.warning("RabbitMQ has been silent for too long: the connection is given up")
+        logger.warning("RabbitMQ has been silent for too long: the connection is closed")
         reader.has_ended = True
         spoil(connection)
     if channel.channel_id in reader.closed:  # the consuming thread may still be in a task

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from celery_lease.core.findings import Examined
 
-ASK = "rabbitmqctl eval 'application:get_env(rabbit, consumer_timeout).' tells the server's, in ms."
+ASK = "rabbitmqctl eval 'application:get_env(rabbit, consumer_timeout).' shows the server's, in ms."
 
 
 def clock(case: Examined) -> None:
@@ -126,7 +126,7 @@ def _deliveries(name: str, arguments: Mapping[str, Any]) -> Finding:
         return notice(
             "rabbitmq.deliveries",
             f"queue {name} is declared as a classic queue",
-            "It counts no deliveries. A worker puts aside what it has seen lost "
+            "It counts no deliveries. A worker dead-letters what it has seen lost "
             "lease_max_deliveries times. One that kills whole workers comes back without end.",
             "Use a quorum queue with x-delivery-limit and a dead-letter exchange.",
         )

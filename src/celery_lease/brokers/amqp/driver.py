@@ -58,11 +58,11 @@ class AmqpDriver(Driver):
     )
     label = "RabbitMQ"
     unrecorded = (
-        "RabbitMQ does not tell which messages are held, or by whom: what a worker holds that does "
+        "RabbitMQ does not say which messages are held, or by whom: what a worker holds that does "
         "not reply is known only from what it said before"
     )
     lookup = (
-        "RabbitMQ does not tell which messages wait in a queue, or which worker has one that does "
+        "RabbitMQ does not say which messages wait in a queue, or which worker has one that does "
         "not reply; how many there are: rabbitmqctl list_queues name messages_ready "
         "messages_unacknowledged"
     )

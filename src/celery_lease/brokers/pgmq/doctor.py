@@ -178,7 +178,7 @@ def _names(case: Examined, queue: str) -> Iterator[Finding]:
             yield error(
                 "pgmq.queue_name",
                 f"queue {name}, {reason}",
-                "A worker does not start: it could not consume, or put aside what is lost too "
+                "A worker does not start: it could not consume, or dead-letter what is lost too "
                 "often.",
                 "Shorten the queue's name or queue_name_prefix, or set lease_dead_letter_queue.",
             )

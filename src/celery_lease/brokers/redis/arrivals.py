@@ -244,7 +244,7 @@ class Arrivals:
             self._driver.set_aside(name, text)
         except OSError as exc:
             # The log is the only place left.
-            logger.critical("unreadable text of %r not set aside: %s: %r", key, exc, text)
+            logger.critical("unreadable text of %r could not be moved: %s: %r", key, exc, text)
         else:
             self._driver.complete([self.tag])
             size = counted(len(text), "byte")

@@ -42,7 +42,7 @@ def check(case: Examined) -> Iterator[Finding]:
         try:
             info: dict[str, Any] = client.info()
         except redis.exceptions.NoPermissionError as exc:
-            yield notice("redis.info", f"version, memory and persistence are not told: {exc}")
+            yield notice("redis.info", f"version, memory and persistence are unknown: {exc}")
             return
         yield from _server(info)
         yield from _eviction(info)
@@ -105,7 +105,7 @@ def _permissions(case: Examined) -> Iterator[Finding]:
         yield error("redis.permissions", what, "A worker with leases does not start.", f"{remedy}.")
     by_hand = [] if found else case.lacking(by_hand=True)
     for what, remedy in by_hand:
-        why = "A part of this command and of its sisters does not work; workers do."
+        why = "A part of this command and of similar ones does not work; workers do."
         yield notice("redis.permissions", what, why, f"{remedy}.")
     if not found and not by_hand:
         yield ok("redis.permissions", "its user may do what leases need")
@@ -126,7 +126,7 @@ def _waiting(case: Examined) -> Iterator[Finding]:
 def _eviction(info: dict[str, Any]) -> Iterator[Finding]:
     policy, limit = str(info.get("maxmemory_policy", "")), int(info.get("maxmemory", 0))
     bounded = f"maxmemory {info.get('maxmemory_human', limit)}" if limit else "no maxmemory"
-    what = f"maxmemory-policy is {policy or 'not told'}, {bounded}"
+    what = f"maxmemory-policy is {policy or 'unknown'}, {bounded}"
     if policy == "noeviction" or not policy:
         yield ok("redis.eviction", what)
     elif policy.startswith("allkeys"):
@@ -152,7 +152,7 @@ def _memory(info: dict[str, Any]) -> Iterator[Finding]:
         yield warning(
             "redis.memory",
             f"{used / limit:.0%} of maxmemory is used",
-            "A full server takes no more messages. Those that are held can still be settled.",
+            "A full server takes no more messages. Those that are held can still be acknowledged.",
             "Raise maxmemory, or find out what fills it.",
         )
 
@@ -180,7 +180,7 @@ def _persistence(info: dict[str, Any], save: str | None) -> Iterator[Finding]:
     elif save is None:
         yield notice(
             "redis.persistence",
-            "no appendonly file; whether there are snapshots is not told",
+            "no appendonly file; whether there are snapshots is unknown",
             "A server without both forgets all messages when it restarts.",
             "Look at the provider's settings for persistence or replicas.",
         )

@@ -102,7 +102,7 @@ class Leasing(SettlingChannel):
         if not received:
             return
         count = counted(len(received), "message")
-        logger.info("nobody takes from queue %s: %s released", queue, count)
+        logger.info("queue %s is not consumed: %s released", queue, count)
         handles = [raw["ReceiptHandle"] for raw in received]
         self.lease_driver.release(self.canonical_queue_name(queue), url, handles)
 

@@ -140,8 +140,8 @@ def _redrive(case: Examined, name: str, policy: dict[str, Any]) -> Finding:
         return warning(
             "sqs.redrive",
             f"queue {name} has no redrive policy",
-            "A worker puts aside what it has seen lost lease_max_deliveries times. SQS writes no "
-            "losses down, so a message that kills whole workers comes back until it is too old.",
+            "A worker dead-letters what it has seen lost lease_max_deliveries times. SQS records "
+            "no losses: a message that kills whole workers comes back until it is too old.",
             "Give the queue a dead-letter queue and a maxReceiveCount.",
         )
     what = f"queue {name}: SQS moves a message after {counted(most, 'receive')} (maxReceiveCount)"

@@ -85,7 +85,7 @@ class SqsDriver(VirtualDriver):
     label = "SQS"
     unaskable = NO_BROADCASTS  # a try would leave a queue behind
     lookup = (
-        "SQS does not tell which messages wait in a queue, or who received one; how many there "
+        "SQS does not say which messages wait in a queue, or who received one; how many there "
         "are: ApproximateNumberOfMessages and ApproximateNumberOfMessagesNotVisible of the queue"
     )
 

@@ -50,7 +50,7 @@ def check(case: Case, grace: float | None, levels: int, before: float) -> Iterat
 
 
 def _too_short(grace: float, needed: float, timeout: float, poll: float, before: float) -> Finding:
-    why = "A worker that is killed before it has settled its messages leaves them held until their "
+    why = "If a worker is killed before it has returned its messages, they stay held until their "
     why += "leases expire: time is lost, not messages."
     cause, setting = f"a lease_shutdown_timeout of {plain(timeout)} s", "lease_shutdown_timeout"
     if poll > timeout:

@@ -78,7 +78,7 @@ def _dead(case: Case, driver: Driver) -> Finding:
     return notice(
         "leases.dead",
         f"dead letters: {shown}",
-        "Their deliveries ended by loss too often. They stay until somebody decides.",
+        "They were lost too often. They stay until they are replayed or discarded.",
         "See `celery -A APP lease dead list`, `dead show ID`, then `dead retry` or `dead purge`.",
     )
 

@@ -122,7 +122,7 @@ def _celery(case: Case) -> Iterator[Finding]:
             "worker_cancel_long_running_tasks_on_connection_loss is on",
             "Celery ends late-ack tasks when the broker's connection is lost, although their "
             "leases outlive it here.",
-            "Remove it: a task whose lease is lost meanwhile is told at its next beat.",
+            "Remove it: if a lease is lost meanwhile, the next beat raises LeaseLost.",
         )
     if app.conf.worker_prefetch_multiplier == 0:
         yield warning(

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 UNNAMED = "loop"
 
 NOT_SAVED = "loop %r of task %s: place not saved, tried again in %g s: %s"
-LEFT_UNSAVED = "task %s leaves a loop whose place is not saved, the next run repeats more: %s"
+LEFT_UNSAVED = "task %s ended a loop whose place is not saved, the next run repeats more: %s"
 ANEW = "loop %r of task %s begins anew: %s"
 
 

@@ -78,7 +78,7 @@ class Rows(Generic[T]):
                 if self.at is None:
                     raise TypeError(
                         f"the cursor of {item!r} is None, with which a loop begins; cursor= has "
-                        "to return what tells where the item is"
+                        "to return a value that finds the item again"
                     )
                 if not number:
                     encode(self.at)  # refused before the work, not at the first save
