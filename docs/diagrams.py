@@ -152,7 +152,7 @@ def timeline() -> str:
         yield bar(at(taken), 206, (SCALE * (done - taken - 20), 22), "next")
         for second, words, y in (
             (hang, "last beat", 262),
-            (expiry, "deadline: A is told, or ended", 262),
+            (expiry, "deadline: beats raise LeaseLost", 262),
             (taken, "the message is returned, B starts", 282),
             (done - 20, "acknowledged", 262),
         ):

@@ -1,8 +1,8 @@
 """The rolling-restart scene: a deploy in the middle of the work, and nothing is done twice.
 
-All workers are told to stop and started anew, one after the other, while they seal trees. A seal is
-interruptible: its next beat tells it to stop, its message goes back, and whoever runs it next goes
-on from the checkpoint. What is promised is judged from the jobs' ledgers.
+All workers are asked to stop and started anew, one after the other, while they seal trees. A seal
+is interruptible: its next beat raises ShutdownRequested, its message is requeued, and its next run
+continues from the checkpoint. What is promised is judged from the ledgers of the jobs.
 """
 
 from __future__ import annotations

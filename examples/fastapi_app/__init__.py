@@ -1,1 +1,1 @@
-"""A FastAPI application that starts reports and tells how far they are."""
+"""A FastAPI application that starts reports and returns their progress."""

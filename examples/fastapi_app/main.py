@@ -20,7 +20,7 @@ def start(rows: int) -> dict[str, str]:
 
 @api.get("/reports/{task_id}")
 def state(task_id: str) -> dict[str, Any]:
-    """Tell the state, how far it is while it runs, and the sum at the end."""
+    """Return the state, the progress while it runs, and the sum at the end."""
     result = AsyncResult(task_id, app=app)
     meta = result.backend.get_task_meta(task_id)  # one look: state and info belong together
     found, info = meta["status"], meta["result"]

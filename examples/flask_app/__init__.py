@@ -53,6 +53,6 @@ def start() -> tuple[Any, int]:
 
 
 def state(task_id: str) -> Any:
-    """Tell the state, and the number of words when it is there."""
+    """Return the state, and the number of words when it is there."""
     result = AsyncResult(task_id)
     return jsonify(state=result.state, words=result.result if result.successful() else None)

@@ -1,4 +1,4 @@
-"""A view that hands a video to a worker, and one that tells what became of it."""
+"""A view that hands a video to a worker, and one that returns its state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def examine(request: HttpRequest) -> JsonResponse:
 
 
 def state(_request: HttpRequest, task_id: str) -> JsonResponse:
-    """Tell the state, and the checksum when it is there."""
+    """Return the state, and the checksum when it is there."""
     result = AsyncResult(task_id)
     done = result.result if result.successful() else None
     return JsonResponse({"state": result.state, "checksum": done})
