@@ -8,6 +8,7 @@ import signal
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
+from celery import _state
 
 from harness.brokers import (
     RedisServer,
@@ -57,6 +58,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take minutes, so that no process is left with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Give the apps of imported modules all shared tasks now, as tests hide these for a while.
+
+    An app that was finalized meanwhile would never get its own ones.
+    """
+    for app in tuple(_state._get_active_apps()):  # type: ignore[attr-defined]
+        app.finalize()
 
 
 IN_CI = os.environ.get("CI") == "true"

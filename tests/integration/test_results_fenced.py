@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import psutil
@@ -185,7 +186,8 @@ class Monitor:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def _watch(self) -> None:
-        with self._socket.makefile(errors="replace") as lines:
+        # The server resets a connection that is closed while it still sends.
+        with suppress(ConnectionResetError), self._socket.makefile(errors="replace") as lines:
             for line in lines:
                 if match := re.match(r"\+\S+ \[\d+ [\d.]+:(\d+)\] \"(\w+)\"", line):
                     self._seen.append((int(match[1]), match[2]))
