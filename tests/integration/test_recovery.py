@@ -113,6 +113,26 @@ def cut_connections(stage: RelayStage) -> Any:
     return stage.runs(running), [stage.runs(task_id)[1:] for task_id in waiting]
 
 
+def cut_before_a_start_is_read(stage: RelayStage) -> Any:
+    """Cut every connection when a task has begun, and its worker's main process has not read it."""
+    worker = stage.start()
+    child = stage.wait("start", stage.send("short")).pid
+    stage.wait_settled()
+    os.kill(child, signal.SIGSTOP)
+    running = stage.send("beats", 0.5)
+    eventually(lambda: stage.held() == 1)
+    with stage.setup.app() as app:  # until it answers, it may not have sent the task to its process
+        assert app.control.ping(timeout=10, limit=1)
+    worker.stop()
+    stage.broker.client_kill_filter(_type="normal", skipme=True)
+    os.kill(child, signal.SIGCONT)
+    stage.wait("start", running)
+    worker.cont()
+    stage.wait("end", running, within=40)
+    stage.wait_settled()
+    return stage.runs(running)
+
+
 def recycle_children(stage: RelayStage) -> Any:
     """Fork a new process for each of 200 tasks, while the keeper extends two others' leases."""
     kept = stage.send_many(2, "beats", 3 * EXTENSION)
@@ -167,6 +187,7 @@ ALONE: dict[str, Callable[[RelayStage], Any]] = {
     "short pause": pause_broker_shortly,
     "long pause": pause_broker_long,
     "cut": cut_connections,
+    "cut unread": cut_before_a_start_is_read,
 }
 CONF = {"restart": {"worker_pool_restarts": True}}
 
@@ -245,6 +266,11 @@ def test_a_lost_connection_leaves_what_runs_alone(scenarios: Scenarios) -> None:
     running, waiting = scenarios["cut"]
     assert running == ONCE
     assert [[event for event, _ in events] for events in waiting] == [["end"]] * 3
+
+
+def test_a_lost_connection_leaves_what_has_just_begun_alone(scenarios: Scenarios) -> None:
+    """Celery forgets a task whose start it has not read; it ran again, beside the first run."""
+    assert scenarios["cut unread"] == ONCE
 
 
 def test_a_pool_that_grows_and_shrinks_runs_every_task_once(scenarios: Scenarios) -> None:

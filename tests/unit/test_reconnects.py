@@ -267,6 +267,12 @@ def test_other_pools_are_left_as_they_are() -> None:
         assert pool.flush is flush
 
 
+def packed(message: object) -> tuple[bytes, bytes]:
+    """Return the two parts of a message of a task process: its length, and its text."""
+    body = pickle.dumps(message)
+    return struct.pack("!i", len(body)), body
+
+
 class Reading:
     """Celery's event loop and its reader of what task processes send, and a pipe from one."""
 
@@ -280,7 +286,8 @@ class Reading:
         handler.on_state_change = self.hear
         handler.register_with_event_loop(self.hub)
         self.hub.add_reader(self.ours, handler.handle_event, self.ours)
-        consumer: Any = SimpleNamespace(hub=self.hub)
+        processes = SimpleNamespace(_fileno_to_outq=handler.fileno_to_outq)
+        consumer: Any = SimpleNamespace(hub=self.hub, pool=SimpleNamespace(_pool=processes))
         partial_messages.read_to_the_end(consumer)
 
     def hear(self, message: object) -> None:
@@ -290,8 +297,8 @@ class Reading:
 
     def send(self, message: object) -> bytes:
         """Send the length of a message, let the loop read it, and return the rest."""
-        body = pickle.dumps(message)
-        os.write(self.theirs, struct.pack("!i", len(body)))
+        length, body = packed(message)
+        os.write(self.theirs, length)
         self.hub.run_once()
         return body
 
@@ -319,6 +326,24 @@ def test_a_message_that_is_half_read_is_read_before_the_loop_is_reset(
     reading.hub.reset()
     assert reading.heard == [message]
     assert not reading.hub.readers
+
+
+def test_messages_that_nobody_has_read_are_read_before_the_loop_is_reset(reading: Reading) -> None:
+    """A start among them: at a lost connection Celery forgets tasks that have not started."""
+    rest = reading.send("half")
+    sent = [packed(each) for each in ("wrong", "right")]
+    os.write(reading.theirs, rest + b"".join(part for parts in sent for part in parts))
+    reading.hub.reset()
+    assert reading.heard == ["half", "wrong", "right"]
+
+
+def test_a_process_that_is_gone_keeps_no_loop(reading: Reading) -> None:
+    """Its last message is read."""
+    os.write(reading.theirs, b"".join(packed("last")))
+    os.close(reading.theirs)
+    reading.theirs = os.open(os.devnull, os.O_WRONLY)
+    reading.hub.reset()
+    assert reading.heard == ["last"]
 
 
 def test_a_message_that_does_not_come_is_given_up(

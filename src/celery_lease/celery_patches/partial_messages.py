@@ -1,8 +1,9 @@
-"""Reads a message of a task process to its end before the event loop is reset.
+"""Reads the messages that task processes have sent before the event loop is reset.
 
 Where Celery resets the loop, at each stop before 5.7 and at each lost connection, the rest of a
 message that was read in part is taken for the next one: its process waits for half a minute, or for
-good, to be read.
+good, to be read. And a task whose start was sent, but is not read by then, is forgotten at a lost
+connection: it is run again beside the run that has begun.
 
 Upstream: not reported; https://github.com/celery/celery/pull/9986 is about the same reset.
 Versions: Celery 5.5.3 to 5.7.0.
@@ -33,23 +34,50 @@ def read_to_the_end(consumer: Any) -> None:
     reset = hub.reset
 
     def reset_between_messages() -> None:
-        for descriptor, (callback, _) in list(hub.readers.items()):
-            if isgenerator(callback):
-                _finish(descriptor, callback)
+        for descriptor in _of_processes(consumer):
+            _read(hub, descriptor)
         reset()
 
     hub.reset = reset_between_messages
 
 
-def _finish(descriptor: int, reading: Iterator[Any]) -> None:
+def _of_processes(consumer: Any) -> list[int]:
+    """Return the descriptors on which task processes send; none in a pool of another kind."""
+    processes = getattr(consumer.pool, "_pool", None)
+    return list(getattr(processes, "_fileno_to_outq", ()))
+
+
+def _read(hub: Any, descriptor: int) -> None:
+    """Read what a process has sent: its reader is replaced after each message."""
+    finished = None
+    while (reader := hub.readers.get(descriptor)) is not None and reader[0] is not finished:
+        callback, arguments = reader
+        if isgenerator(callback):
+            if not _finish(descriptor, callback):
+                return
+            finished = callback
+        elif wait([descriptor], 0):
+            try:
+                callback(*arguments)
+            except Exception:
+                logger.exception("a message of a task process could not be handled")
+        else:
+            return
+
+
+def _finish(descriptor: int, reading: Iterator[Any]) -> bool:
+    """Read a message that was read in part; return whether another may follow."""
     try:
         while wait([descriptor], PATIENCE):
             next(reading)
-    except (StopIteration, OSError, EOFError):  # it is read, or its process is gone
-        return
+    except StopIteration:
+        return True
+    except (OSError, EOFError):  # its process is gone
+        return False
     except Exception:  # an error in handling the message must not prevent the reset
         logger.exception("the end of a task could not be handled")
-        return
+        return True
     logger.warning(
         "half a message of a task process, and no more for %g s: it is discarded", PATIENCE
     )
+    return False
