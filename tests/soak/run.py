@@ -8,6 +8,7 @@ from the end of the first fifth to that of the last.
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ class Side:
         self.app = replace(place, setup=setup).app()
         self.samples: dict[str, list[dict[str, Any]]] = {"main": [], "task": []}
         self.keys: list[int] = []
+        self.looks = 0
         options = WorkerOptions(
             module="soak.app",
             queues=place.queue,
@@ -95,7 +97,8 @@ class Side:
     def look(self, keys: Callable[[Place], int]) -> None:
         """Have both processes record what they have."""
         eventually(self.is_idle, 60, what="what has lost its lease ends")
-        count = len(self.samples["task"]) + 1
+        self.looks += 1
+        count = self.looks
         self.app.send_task("soak.look")
         found = self.fleet.ledger.wait("task", count=count, within=60)
         self.samples["task"].append(found[-1].facts)
@@ -104,6 +107,12 @@ class Side:
         found = self.fleet.ledger.wait("main", count=count, within=60)
         self.samples["main"].append(found[-1].facts)
         self.keys.append(keys(self.place))
+
+    def look_again(self, keys: Callable[[Place], int]) -> None:
+        """Replace the last look by one of this moment."""
+        for samples in (*self.samples.values(), self.keys):
+            samples.pop()
+        self.look(keys)
 
     def growth(self, process: str) -> Growth:
         """Return what the "main" or the "task" process kept."""
@@ -136,6 +145,25 @@ class Soak:
                 meanwhile(side)
                 eventually(side.is_done, patience, every=0.2, what=f"{side.kind}: all is done")
                 side.look(keys)
+
+    def settle(
+        self, process: str, blocks: float, keys: Callable[[Place], int] = lambda _: 0
+    ) -> Growth:
+        """Return by how much more a process with leases grew, once that is below some *blocks*.
+
+        What is there for a moment only goes; what is kept stays, and is returned at last.
+        """
+
+        def is_below() -> bool:
+            if self.more(process).blocks < blocks:
+                return True
+            for side in (self.leased, self.stock):
+                side.look_again(keys)
+            return False
+
+        with suppress(AssertionError):
+            eventually(is_below, 30, every=1.0)
+        return self.more(process)
 
     def __str__(self) -> str:
         return "\n".join(f"{side.kind}: {side.samples}" for side in (self.leased, self.stock))

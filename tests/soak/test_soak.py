@@ -81,9 +81,10 @@ def test_nothing_grows_with_the_runs(
     at_once = 0 if POOLS[pool] == 1 else POOLS[pool]
     # Where both are one process, it is the main loop that looks while nothing runs.
     for process in ("task", "main") if pool == "prefork" else ("main",):
-        more = soak.more(process)
+        bound = BLOCKS_A_RUN * runs + SPARE_BLOCKS
+        more = soak.settle(process, bound, keys)
         told = f"{process}: {more}\n{soak}"
-        assert more.blocks < BLOCKS_A_RUN * runs + SPARE_BLOCKS, told
+        assert more.blocks < bound, told
         if runs >= ENOUGH:
             assert more.memory <= MEBI, told
         assert more.threads <= at_once, told
@@ -109,9 +110,10 @@ def test_nothing_grows_with_cut_connections(
     soak = make_soak("prefork", "valkey")
     soak.run(SHARES * 50, meanwhile=cut)
     for process in ("task", "main"):
-        more = soak.more(process)
+        bound = CUTS * BLOCKS_A_CUT + SPARE_BLOCKS
+        more = soak.settle(process, bound)
         told = f"{process}: {more}\n{soak}"
-        assert more.blocks < CUTS * BLOCKS_A_CUT + SPARE_BLOCKS, told
+        assert more.blocks < bound, told
         assert more.memory <= MEBI, told
         assert more.threads <= 0, told
         assert more.descriptors <= soak.threads(process), told
