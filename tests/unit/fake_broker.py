@@ -192,13 +192,13 @@ class Bench:
         """Beat as the task does while its gate is open."""
         self.write(held, beatboard.BEAT)
 
-    def told(self, held: Held) -> int | None:
+    def flags_of(self, held: Held) -> int | None:
         """Return the flags that the task reads."""
         assert held.slot
         return self.board.read_flags(held.slot)
 
     def gate(self, held: Held) -> float:
-        """Return until when the task's beats pass; 0.0: its next beat is told something."""
+        """Return until when the task's beats pass; 0.0: its next beat reads flags."""
         assert held.slot
         return self.board.read_time(held.slot, beatboard.GATE)
 

@@ -33,7 +33,7 @@ def test_a_message_that_is_with_others_is_lost_at_once(
         bench.leases.lost(["a", "unknown"])
         bench.leases.lost(["a"])
     assert (held.lease.state, held.lease.lost) == (State.LOST, LossReason.SUPERSEDED)
-    assert bench.told(held) == FLAGS_ENDED
+    assert bench.flags_of(held) == FLAGS_ENDED
     assert bench.gate(held) == 0.0
     (line,) = caplog.messages
     assert "another delivery owns the message" in line

@@ -70,8 +70,8 @@ def test_each_task_is_dealt_with_by_where_it_is(
     assert states_of(done) == dict(zip(ids, said, strict=True))
     assert settled == ["waiting"]
     for tag in ("running", "pooled"):
-        assert bench.told(bench.held(tag)) == FLAG_CANCELLED
-    assert bench.told(late) == FLAG_LOST
+        assert bench.flags_of(bench.held(tag)) == FLAG_CANCELLED
+    assert bench.flags_of(late) == FLAG_LOST
     assert bench.gate(running) == 0.0
     assert all(each in state.revoked for each in ids)
 
@@ -95,7 +95,7 @@ def test_a_cancelled_task_keeps_its_lease_while_it_cleans_up(bench: Bench) -> No
     bench.beat(held)
     assert bench.passed().extended == 1
     assert held.lease.deadline == bench.clock.now() + 10.0
-    assert bench.told(held) == FLAG_CANCELLED
+    assert bench.flags_of(held) == FLAG_CANCELLED
 
 
 @pytest.mark.parametrize("scheduled", [False, True])

@@ -59,7 +59,7 @@ def test_a_drain_tells_no_task_and_bounds_no_time(bench: Draining) -> None:
     bench.drain.begin()
     bench.beat(held)
     assert not bench.leases.intake.stopping
-    assert bench.told(held) == 0
+    assert bench.flags_of(held) == 0
     assert not bench.board.shutting_down
 
 

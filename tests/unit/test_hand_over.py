@@ -52,10 +52,10 @@ def test_only_a_running_interruptible_task_is_told(
     done = hand_over(bench.leases, [*(f"id-{name}" for name in names), "plain", "x"])
     states = [what["state"] for what in done.values()]
     assert states == ["told", "not_interruptible", "waits", "lost", "plain", "unknown"]
-    assert bench.told(told) == FLAG_SHUTDOWN
+    assert bench.flags_of(told) == FLAG_SHUTDOWN
     assert bench.gate(told) == 0.0
-    assert bench.told(steadfast) == 0
-    assert bench.told(late) == FLAG_LOST
+    assert bench.flags_of(steadfast) == 0
+    assert bench.flags_of(late) == FLAG_LOST
 
 
 def test_a_command_says_how_many_were_told(bench: Bench) -> None:

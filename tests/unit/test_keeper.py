@@ -157,7 +157,7 @@ def test_silence_until_the_deadline_loses_the_lease(bench: Bench) -> None:
         bench.beat(held)
         lost.append(bench.passed().lost)
     assert lost == [0, 0, 0, 1, 0]
-    assert bench.told(held) == FLAG_LOST
+    assert bench.flags_of(held) == FLAG_LOST
     assert bench.gate(held) == 0.0
 
 
@@ -213,7 +213,7 @@ def test_what_the_broker_calls_lost_is_lost_at_once(bench: Bench) -> None:
     bench.beat(held)
     assert bench.passed().lost == 1
     assert held.lease.lost is LossReason.SUPERSEDED
-    assert bench.told(held) == FLAG_LOST | FLAG_TAKEN
+    assert bench.flags_of(held) == FLAG_LOST | FLAG_TAKEN
 
 
 def test_a_lost_lease_is_never_extended_again(bench: Bench) -> None:
@@ -268,7 +268,7 @@ def test_a_lease_ends_at_its_longest_duration_whatever_the_task_does(bench: Benc
         bench.beat(held)
         bench.passed()
     assert held.lease.lost is LossReason.MAX_DURATION
-    assert bench.told(held) == FLAG_LOST | FLAG_MAX_DURATION
+    assert bench.flags_of(held) == FLAG_LOST | FLAG_MAX_DURATION
 
 
 def test_reserved_messages_live_as_long_as_the_main_loop_turns(bench: Bench) -> None:
@@ -524,7 +524,7 @@ def test_after_the_body_the_process_s_life_counts_until_the_longest_duration(
         assert bench.passed(2.0).lost == 0
     assert bench.passed(3.0).lost == 1
     assert held.lease.lost is LossReason.RESULT_NOT_STORED
-    assert (bench.told(held) or 0) & FLAG_MAX_DURATION
+    assert (bench.flags_of(held) or 0) & FLAG_MAX_DURATION
 
 
 def test_a_process_that_stopped_while_it_stored_keeps_nothing(
@@ -568,7 +568,7 @@ def test_what_a_run_has_told_is_settled_at_the_next_pass(
 ) -> None:
     """I2: its hooks may take as long as they like, without a lease."""
     held = bench.run()
-    bench.board.tell_outcome(held.slot or beatboard.Slot(0, 0), outcome)
+    bench.board.write_outcome(held.slot or beatboard.Slot(0, 0), outcome)
     bench.passed(0.5)
     (made,) = [each for each in bench.driver.calls if each.name == call]
     assert made.what == ["a"]

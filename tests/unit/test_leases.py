@@ -118,7 +118,7 @@ def test_whoever_still_runs_under_an_ended_lease_is_told(bench: Bench, end: str)
     else:
         bench.leases.hand_back(["a"])
     assert bench.gate(held) == 0.0
-    assert bench.told(held) == LOST_AND_TAKEN | FLAG_RELEASED  # and that it was not lost
+    assert bench.flags_of(held) == LOST_AND_TAKEN | FLAG_RELEASED  # and that it was not lost
 
 
 def test_a_lost_lease_stays_lost_when_its_task_ends(bench: Bench) -> None:
@@ -191,7 +191,7 @@ def test_what_waits_inside_the_pool_goes_back_too(bench: Bench) -> None:
     bench.leases.start("a")
     bench.leases.hand_back_unstarted()
     assert bench.driver.sent("hand_back") == ["a"]
-    assert bench.told(held) == LOST_AND_TAKEN | FLAG_RELEASED
+    assert bench.flags_of(held) == LOST_AND_TAKEN | FLAG_RELEASED
 
 
 def test_a_task_that_started_by_its_own_word_is_not_handed_back_at_shutdown(bench: Bench) -> None:

@@ -14,7 +14,7 @@ from celery_lease.core.loss import (
     FLAG_TAKEN,
     FLAGS_FINAL,
     LossReason,
-    reason_told,
+    reason_in,
 )
 
 #: The text in logs, errors, events and what brokers keep of a loss; the label of the metrics.
@@ -35,22 +35,22 @@ def test_the_words_of_the_version_before_are_those_of_this_one() -> None:
 @pytest.mark.parametrize(
     "reason", [each for each in LossReason if each is not LossReason.RESULT_NOT_STORED]
 )
-def test_a_task_reads_the_reason_that_it_was_told(reason: LossReason) -> None:
-    """Whatever else it was told: why its lease is gone, and nothing if it is not."""
-    told = CONSEQUENCES[reason].told
-    assert reason_told(told) is reason
-    assert reason_told(told | FLAG_SHUTDOWN | FLAG_CANCELLED) is reason
-    assert reason_told(FLAG_SHUTDOWN | FLAG_CANCELLED | FLAG_OUT_OF_TIME) is None
+def test_a_task_reads_the_reason_in_its_flags(reason: LossReason) -> None:
+    """Other flags beside it change nothing; without one there is no reason."""
+    flags = CONSEQUENCES[reason].flags
+    assert reason_in(flags) is reason
+    assert reason_in(flags | FLAG_SHUTDOWN | FLAG_CANCELLED) is reason
+    assert reason_in(FLAG_SHUTDOWN | FLAG_CANCELLED | FLAG_OUT_OF_TIME) is None
 
 
 def test_the_first_reason_is_the_cause_of_those_that_came_later() -> None:
     """A lease that reached a limit is taken by another delivery after that."""
-    told = CONSEQUENCES[LossReason.SUPERSEDED].told
-    assert reason_told(told | FLAG_MAX_DURATION) is LossReason.MAX_DURATION
-    assert reason_told(told | FLAG_LIMIT) is LossReason.BROKER_LIMIT
+    flags = CONSEQUENCES[LossReason.SUPERSEDED].flags
+    assert reason_in(flags | FLAG_MAX_DURATION) is LossReason.MAX_DURATION
+    assert reason_in(flags | FLAG_LIMIT) is LossReason.BROKER_LIMIT
 
 
 def test_a_limit_of_time_ends_the_storing_of_an_outcome_and_a_doubt_does_not() -> None:
     """Of an expired lease the broker may say that it is still its own."""
     assert FLAGS_FINAL == FLAG_OUT_OF_TIME | FLAG_MAX_DURATION | FLAG_LIMIT
-    assert not FLAGS_FINAL & (FLAG_TAKEN | CONSEQUENCES[LossReason.EXPIRED].told)
+    assert not FLAGS_FINAL & (FLAG_TAKEN | CONSEQUENCES[LossReason.EXPIRED].flags)

@@ -96,7 +96,7 @@ def test_nothing_is_published_of_a_task_that_is_not_its_own_or_over(
         case "late":
             bench.clock.advance(8.5)  # not enough is left of the lease to store something under it
         case "told":
-            bench.board.tell_outcome(slot_of(held), Outcome.DONE)
+            bench.board.write_outcome(slot_of(held), Outcome.DONE)
         case "handed back":
             bench.leases.hand_back(["a"])
         case "closed":

@@ -424,7 +424,7 @@ def test_what_ends_a_hook_changes_nothing(app: Celery, exc: Exception) -> None:
     held = worker.run("tag")
     bench = Bench(app, send_events=True)
     bench.request.lease = Handle(worker.leases, "tag", 1, held)
-    worker.board.tell_outcome(held.slot, Outcome.DONE)
+    worker.board.write_outcome(held.slot, Outcome.DONE)
     bench.failed(exc)
     bench.request.on_timeout(soft=False, timeout=1)
     assert worker.driver.sent("complete") == ["tag"]
@@ -443,7 +443,7 @@ def test_a_cold_shutdown_leaves_what_is_over_to_the_keeper(
     held = worker.run("tag")
     bench = Bench(app)
     bench.request.lease = Handle(worker.leases, "tag", 1, held)
-    worker.board.tell_outcome(held.slot, Outcome.DONE)
+    worker.board.write_outcome(held.slot, Outcome.DONE)
     bench.request.cancel(bench.pool)
     assert worker.driver.calls == []
     assert worker.leases.knows("tag")

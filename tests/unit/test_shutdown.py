@@ -88,7 +88,7 @@ class Stopping(Bench):
     def ends(self, held: Held, outcome: Outcome) -> None:
         """Let a task process say how its task ended."""
         assert held.slot
-        self.board.tell_outcome(held.slot, outcome)
+        self.board.write_outcome(held.slot, outcome)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_asking_does_nothing_but_set_flags(bench: Stopping) -> None:
     bench.shutdown.ask()
     assert not bench.leases.intake.is_open  # a solo worker may take a message before that pass
     assert bench.driver.calls == []
-    assert bench.told(held) == 0
+    assert bench.flags_of(held) == 0
 
 
 def test_asking_in_a_signal_handler_waits_for_no_lock(bench: Stopping) -> None:
@@ -168,8 +168,8 @@ def test_only_interruptible_tasks_are_told_at_once(bench: Stopping) -> None:
     """The others have their time; all of them can read that the worker stops."""
     told, left = bench.run("told", policy=INTERRUPTIBLE), bench.run("left")
     bench.stop()
-    assert bench.told(told) == FLAG_SHUTDOWN
-    assert bench.told(left) == 0
+    assert bench.flags_of(told) == FLAG_SHUTDOWN
+    assert bench.flags_of(left) == 0
     assert bench.gate(told) == 0.0
     assert bench.gate(left) > bench.clock.now()
 
@@ -189,7 +189,7 @@ def test_an_interruptible_task_that_starts_as_the_door_closes_is_told_too(bench:
 
     bench.leases.settle_outcomes = meanwhile  # type: ignore[method-assign]
     bench.stop()
-    assert bench.told(held) == FLAG_SHUTDOWN
+    assert bench.flags_of(held) == FLAG_SHUTDOWN
 
 
 def test_a_task_out_of_time_is_told_then_ended_and_its_message_released(bench: Stopping) -> None:
@@ -197,9 +197,9 @@ def test_a_task_out_of_time_is_told_then_ended_and_its_message_released(bench: S
     held = bench.run()
     bench.stop()
     bench.look(9.9)
-    assert bench.told(held) == 0
+    assert bench.flags_of(held) == 0
     bench.look(0.2)
-    assert bench.told(held) == FLAG_SHUTDOWN
+    assert bench.flags_of(held) == FLAG_SHUTDOWN
     bench.look(TOLD - 0.3)
     assert bench.pool.ended == []
     bench.look(0.3)
@@ -227,10 +227,10 @@ def test_a_cold_shutdown_leaves_no_task_any_time(bench: Stopping) -> None:
     held = bench.run(policy=PATIENT)
     bench.stop()
     bench.look(1.0)
-    assert bench.told(held) == 0
+    assert bench.flags_of(held) == 0
     bench.shutdown.hurry()
     bench.look()
-    assert bench.told(held) == FLAG_SHUTDOWN
+    assert bench.flags_of(held) == FLAG_SHUTDOWN
     bench.look(TOLD)
     assert bench.pool.ended == ["a"]
 
@@ -242,9 +242,9 @@ def test_a_soft_shutdown_leaves_a_task_its_own_time_or_less(bench: Stopping) -> 
     for seconds in (20.0, 15.0, 25.0):
         bench.shutdown.hurry(seconds)
     bench.look(10.0)
-    assert (bench.told(patient), bench.told(other)) == (0, FLAG_SHUTDOWN)
+    assert (bench.flags_of(patient), bench.flags_of(other)) == (0, FLAG_SHUTDOWN)
     bench.look(5.0)
-    assert bench.told(patient) == FLAG_SHUTDOWN
+    assert bench.flags_of(patient) == FLAG_SHUTDOWN
 
 
 def test_a_told_task_that_hands_over_is_not_ended(bench: Stopping) -> None:

@@ -72,7 +72,7 @@ class Stage(Bench):
         self.clock.advance(seconds)
         self.shutdown.run_once()
         (held,) = self.leases.running()
-        return self.told(held) or 0
+        return self.flags_of(held) or 0
 
     def second_signal(self) -> None:
         with log.in_sighandler():

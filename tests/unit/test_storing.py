@@ -41,7 +41,7 @@ def delivery(monkeypatch: pytest.MonkeyPatch) -> Delivery:
     return Delivery(monkeypatch)
 
 
-def told(delivery: Delivery) -> Outcome:
+def outcome_of(delivery: Delivery) -> Outcome:
     """Return what the main process reads."""
     return delivery.board.read_outcome(delivery.slot)
 
@@ -76,7 +76,7 @@ def test_the_context_is_there_from_the_first_signal_to_the_last(
     def see(name: str) -> None:
         context = current_context()
         context.beat(note=name)
-        seen.append((name, span(delivery).name, context.leased, told(delivery)))
+        seen.append((name, span(delivery).name, context.leased, outcome_of(delivery)))
         assert (context.task_id, context.fencing_token) == (delivery.task_id, 7)
 
     class Hooked(LeasedTask):
@@ -101,9 +101,9 @@ def test_the_context_is_there_from_the_first_signal_to_the_last(
     delivery.trace(task)
     done = Outcome.DONE
     assert seen == [
-        ("task_prerun", "STARTING", True, Outcome.UNTOLD),
-        ("before_start", "STARTING", True, Outcome.UNTOLD),
-        ("body", "BODY", True, Outcome.UNTOLD),
+        ("task_prerun", "STARTING", True, Outcome.UNREPORTED),
+        ("before_start", "STARTING", True, Outcome.UNREPORTED),
+        ("body", "BODY", True, Outcome.UNREPORTED),
         ("on_success", "STORING", False, done),
         ("task_success", "STORING", False, done),
         ("after_return", "STORING", False, done),
@@ -119,7 +119,7 @@ def test_the_context_is_there_from_the_first_signal_to_the_last(
         (ValueError, (states.FAILURE, Outcome.DONE), {}),
         (ValueError, (states.FAILURE, Outcome.REJECTED), {"acks_on_failure_or_timeout": False}),
         (Ignore, (states.PENDING, Outcome.DONE), {}),
-        (Reject, (states.PENDING, Outcome.UNTOLD), {}),
+        (Reject, (states.PENDING, Outcome.UNREPORTED), {}),
         (None, (states.PENDING, Outcome.DONE), {"ignore_result": True}),
         (ValueError, (states.PENDING, Outcome.DONE), {"ignore_result": True}),
     ],
@@ -134,7 +134,7 @@ def test_how_a_run_ended_is_told_before_its_hooks(
         abstract = True
 
         def on_success(self, *_: Any) -> None:
-            seen.append(told(delivery))
+            seen.append(outcome_of(delivery))
 
         on_failure = on_success
 
@@ -144,7 +144,7 @@ def test_how_a_run_ended_is_told_before_its_hooks(
             raise raised
 
     delivery.trace(task)
-    assert (delivery.state(task), told(delivery)) == end
+    assert (delivery.state(task), outcome_of(delivery)) == end
     assert seen == ([] if raised in (Ignore, Reject) else [end[1]])
 
 
@@ -160,7 +160,7 @@ def test_a_retry_is_told_before_its_hook(
         abstract = True
 
         def on_retry(self, *_: Any) -> None:
-            seen.append(told(delivery))
+            seen.append(outcome_of(delivery))
 
     options: Any = {"autoretry_for": (ValueError,)} if automatic else {}
 
@@ -203,7 +203,7 @@ def test_a_hook_before_the_body_may_end_the_run(
 
     void, outcome = end
     assert isinstance(delivery.trace(task).info.retval, void)
-    assert told(delivery) is outcome
+    assert outcome_of(delivery) is outcome
     assert delivery.state(task) == (states.REVOKED if flag else states.PENDING)
 
 
@@ -276,12 +276,12 @@ def test_an_outcome_is_stored_by_as_many_tries_as_it_takes(
 
     away = Away(task.backend, 3)
     shown: list[tuple[Span, Outcome]] = []
-    away.meanwhile = lambda: shown.append((span(delivery), told(delivery)))
+    away.meanwhile = lambda: shown.append((span(delivery), outcome_of(delivery)))
     delivery.trace(task)
     assert delivery.state(task) == (states.FAILURE if end == "raise" else states.SUCCESS)
-    untold = Outcome.UNTOLD
-    assert shown == [(Span.STORING, untold), *[(Span.RETRYING, untold)] * 3]
-    assert told(delivery) is Outcome.DONE
+    unreported = Outcome.UNREPORTED
+    assert shown == [(Span.STORING, unreported), *[(Span.RETRYING, unreported)] * 3]
+    assert outcome_of(delivery) is Outcome.DONE
     assert caplog.text.count("the result backend does not store that (OSError: away)") == 1
 
 
@@ -297,7 +297,7 @@ def test_a_retry_does_not_wait_for_its_state(
     away = Away(task.backend, 99)
     delivery.trace(task)
     assert away.seen == [states.RETRY]
-    assert told(delivery) is Outcome.DONE
+    assert outcome_of(delivery) is Outcome.DONE
     assert "is retried, but the result backend does not store that" in caplog.text
 
 
@@ -342,7 +342,7 @@ def test_what_cannot_be_stored_in_time_is_stored_no_more(
         task.backend.exception_safe_to_retry = lambda exc: isinstance(exc, OSError)
     assert isinstance(delivery.trace(task).info.retval, void)
     assert away.seen == [states.SUCCESS]
-    assert (told(delivery), called) == (outcome, [])
+    assert (outcome_of(delivery), called) == (outcome, [])
 
 
 def test_a_soft_time_limit_ends_the_tries(app: Celery, delivery: Delivery) -> None:
@@ -363,7 +363,7 @@ def test_a_soft_time_limit_ends_the_tries(app: Celery, delivery: Delivery) -> No
         traced = delivery.trace(task)
     assert isinstance(traced.info.retval, NotStored)
     assert away.seen == [states.SUCCESS, states.SUCCESS, states.FAILURE]
-    assert told(delivery) is Outcome.NOT_STORED
+    assert outcome_of(delivery) is Outcome.NOT_STORED
 
 
 def test_what_is_wrong_with_a_result_is_stored_as_a_failure(
@@ -378,7 +378,7 @@ def test_what_is_wrong_with_a_result_is_stored_as_a_failure(
     Away(task.backend, 1, TypeError("too large"))
     with pytest.warns(RuntimeWarning, match="raised outside body"):
         delivery.trace(task)
-    assert (delivery.state(task), told(delivery)) == (states.FAILURE, Outcome.DONE)
+    assert (delivery.state(task), outcome_of(delivery)) == (states.FAILURE, Outcome.DONE)
 
 
 def test_what_cannot_be_stored_at_all_is_no_outcome(app: Celery, delivery: Delivery) -> None:
@@ -392,7 +392,7 @@ def test_what_cannot_be_stored_at_all_is_no_outcome(app: Celery, delivery: Deliv
     with pytest.warns(RuntimeWarning, match="raised outside body"):
         traced = delivery.trace(task)
     assert isinstance(traced.info.retval, NotStored)
-    assert told(delivery) is Outcome.NOT_STORED
+    assert outcome_of(delivery) is Outcome.NOT_STORED
 
 
 def test_what_a_task_stores_by_itself_is_its_own_affair(app: Celery, delivery: Delivery) -> None:
@@ -404,12 +404,12 @@ def test_what_a_task_stores_by_itself_is_its_own_affair(app: Celery, delivery: D
         with pytest.raises(OSError, match="away"):
             self.update_state(state="HALF")
         self.backend.mark_as_done(self.request.id, "half", self.request)
-        assert told(delivery) is Outcome.UNTOLD
+        assert outcome_of(delivery) is Outcome.UNREPORTED
         return "whole"
 
     away = Away(task.backend, 0)
     delivery.trace(task)
-    assert told(delivery) is Outcome.DONE
+    assert outcome_of(delivery) is Outcome.DONE
 
 
 class Away249(sqlite3.OperationalError):

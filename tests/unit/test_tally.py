@@ -161,7 +161,7 @@ def test_round_trips_are_sorted_by_how_long_they_took(bench: Bench) -> None:
 def test_a_bound_belongs_to_the_class_below_it() -> None:
     """As Prometheus has it: less or equal."""
     trips, heard = Trips(), []
-    trips.told = heard.append
+    trips.observer = heard.append
     for seconds in (BOUNDS[0], BOUNDS[0] * 1.5, BOUNDS[-1] * 2):
         trips.add(seconds)
     assert trips.counts[0] == trips.counts[1] == trips.counts[-1] == 1

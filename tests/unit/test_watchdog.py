@@ -230,7 +230,7 @@ def test_a_task_that_has_ended_is_not_silent(kennel: Kennel, outcome: Outcome) -
     """The main loop has only not heard of it yet."""
     held = kennel.run(policy=WATCHED)
     assert held.slot
-    kennel.bench.board.tell_outcome(held.slot, outcome)
+    kennel.bench.board.write_outcome(held.slot, outcome)
     kennel.passed(6)
     assert kennel.ended == []
 

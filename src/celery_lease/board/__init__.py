@@ -63,7 +63,7 @@ MARK_VALUE = int.from_bytes(b"leases\x00\x01", "little")
 class Outcome(IntEnum):
     """The end of a run, for a main process that gets its pool's report only after the hooks."""
 
-    UNTOLD = 0
+    UNREPORTED = 0
     DONE = 1  #: its outcome is stored: acknowledge
     HANDED_OVER = 2  #: it stopped because its worker does: return the message
     DISCARDED = 3  #: it had lost its lease
@@ -247,12 +247,12 @@ class Board:
         self.cells[first + FLAGS] = slot.mark | (self.cells[first + FLAGS] & FLAG_MASK) | flags
         self.numbers[first + GATE] = 0.0
 
-    def tell_outcome(self, slot: Slot, outcome: Outcome) -> None:
+    def write_outcome(self, slot: Slot, outcome: Outcome) -> None:
         """Write the end of the task, after its outcome is stored."""
         self.cells[slot.first + OUTCOME] = slot.mark | outcome
 
     def read_outcome(self, slot: Slot) -> Outcome:
-        """Return the end that the task wrote; ``UNTOLD``: none yet."""
+        """Return the end that the task wrote; ``UNREPORTED``: none yet."""
         value = self.cells[slot.first + OUTCOME]
         return Outcome(value & FLAG_MASK if value >> FLAG_BITS == slot.generation else 0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from celery_lease.board import DEADLINE, GRAINS, STARTED
-from celery_lease.core.loss import LossReason, reason_told
+from celery_lease.core.loss import LossReason, reason_in
 
 if TYPE_CHECKING:
     from celery_lease.board import Board, Slot
@@ -16,8 +16,8 @@ def why_lost(board: Board, slot: Slot, flags: int | None, ticket: Ticket) -> Los
     """Return the reason of a loss; *flags* None: the record belongs to another lease."""
     if flags is None:
         return LossReason.SUPERSEDED
-    if (told := reason_told(flags)) is not None:
-        return told
+    if (reason := reason_in(flags)) is not None:
+        return reason
     # The deadline passed before the keeper set a flag. Times on the board are rounded down.
     deadline = board.read_time(slot, DEADLINE) + 1 / GRAINS
     started = board.read_time(slot, STARTED)

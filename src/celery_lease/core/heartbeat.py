@@ -68,7 +68,7 @@ class Heartbeat:
             self._last = now
         self._beats += 1  # after the time: a reader of the number finds its time
         if self._callbacks:
-            self._tell(self._callbacks)
+            self._notify(self._callbacks)
 
     def elapsed(self) -> float:
         """Return the seconds since the last beat, or since creation if there was none."""
@@ -97,7 +97,7 @@ class Heartbeat:
             self._callbacks = tuple(kept)
 
     @staticmethod
-    def _tell(callbacks: tuple[Callable[[], None], ...]) -> None:
+    def _notify(callbacks: tuple[Callable[[], None], ...]) -> None:
         for callback in callbacks:
             try:
                 callback()

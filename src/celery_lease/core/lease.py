@@ -49,15 +49,15 @@ class Extension:
     asked_at: float
 
 
-def _tell_nobody(_: Lease) -> None:
+def _ignore(_: Lease) -> None:
     """Ignore a change of state."""
 
 
 class Lease:
     """One lease of this worker. Not thread-safe: its registry's lock guards it.
 
-    *tell* is called with the lease after each change of its state, and for the first state, under
-    that lock: it may record the change, and nothing else.
+    *on_change* is called with the lease after each change of its state, and for the first state,
+    under that lock: it may record the change, and nothing else.
     """
 
     __slots__ = (
@@ -68,13 +68,13 @@ class Lease:
         "extended_to",
         "lost",
         "name",
+        "on_change",
         "policy",
         "quiet_until",
         "received_at",
         "started_at",
         "state",
         "task_id",
-        "tell",
     )
 
     def __init__(
@@ -84,7 +84,7 @@ class Lease:
         *,
         task_id: str,
         name: str,
-        tell: Callable[[Lease], None] = _tell_nobody,
+        on_change: Callable[[Lease], None] = _ignore,
     ) -> None:
         self.claim = claim
         self.policy = policy
@@ -100,8 +100,8 @@ class Lease:
         self.deadline = claim.asked_at + claim.seconds
         #: The broker's last known expiry, or None while a call may have moved it.
         self.extended_to: float | None = None if claim.provisional else self.deadline
-        self.tell = tell
-        tell(self)
+        self.on_change = on_change
+        on_change(self)
 
     @property
     def is_held(self) -> bool:
@@ -114,7 +114,7 @@ class Lease:
             self.state = State.RUNNING
             self.started_at = at
             self.see(at)
-            self.tell(self)
+            self.on_change(self)
 
     def see(self, beat: float, quiet_until: float = 0.0) -> None:
         """Record the latest beat, and the end of a declared quiet period."""
@@ -188,10 +188,10 @@ class Lease:
         if self.is_held:
             self.state = State.LOST
             self.lost = why
-            self.tell(self)
+            self.on_change(self)
 
     def end(self, state: State) -> None:
         """End the lease as COMPLETED or RELEASED. A lost lease stays lost."""
         if self.is_held:
             self.state = state
-            self.tell(self)
+            self.on_change(self)

@@ -39,7 +39,7 @@ class Consequences:
     final: bool = False  #: an outcome that is not stored by now must not be stored any more
 
     @property
-    def told(self) -> int:
+    def flags(self) -> int:
         """All flags that the task's process gets."""
         return FLAG_LOST | self.flag
 
@@ -56,11 +56,11 @@ CONSEQUENCES: Mapping[LossReason, Consequences] = {
     ),
 }
 #: The flags of a task whose lease its worker has ended: the message is no longer its own.
-FLAGS_ENDED = CONSEQUENCES[LossReason.SUPERSEDED].told
+FLAGS_ENDED = CONSEQUENCES[LossReason.SUPERSEDED].flags
 #: The flags that end the storing of an outcome, even if the lease could be kept.
 FLAGS_FINAL = FLAG_OUT_OF_TIME | sum({each.flag for each in CONSEQUENCES.values() if each.final})
 
 
-def reason_told(flags: int) -> LossReason | None:
+def reason_in(flags: int) -> LossReason | None:
     """Return the reason in a task's flags; None: there is none."""
     return next((reason for reason, each in CONSEQUENCES.items() if flags & each.flag), None)

@@ -17,9 +17,9 @@ class Offset:
     high: float
 
     @classmethod
-    def of(cls, told: float, asked: float, answered: float) -> Offset:
-        """Return the offset of a clock that *told* its time between two readings of this one."""
-        return cls(told - answered, told - asked)
+    def of(cls, reported: float, asked: float, answered: float) -> Offset:
+        """Return the offset of a clock that *reported* its time between two of this one."""
+        return cls(reported - answered, reported - asked)
 
     @property
     def least(self) -> float:

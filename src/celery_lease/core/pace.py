@@ -56,12 +56,12 @@ class Pace:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the pace for JSON."""
-        told = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**told, "gaps": {str(number): count for number, count in self.gaps.items()}}
+        data = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**data, "gaps": {str(number): count for number, count in self.gaps.items()}}
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Parse a dict of :meth:`to_dict`, of this version or another."""
-        known = {each.name: told[each.name] for each in fields(cls) if each.name in told}
-        gaps = {int(number): int(count) for number, count in told.get("gaps", {}).items()}
+        known = {each.name: data[each.name] for each in fields(cls) if each.name in data}
+        gaps = {int(number): int(count) for number, count in data.get("gaps", {}).items()}
         return cls(**{**known, "gaps": Counter(gaps)})

@@ -55,13 +55,13 @@ class Trips:
         self.counts = [0] * (len(BOUNDS) + 1)  #: of each class alone; the last has no upper bound
         self.seconds = 0.0  #: of all calls
         #: Called with each duration, for an exporter with classes of its own.
-        self.told: Callable[[float], object] = lambda _: None
+        self.observer: Callable[[float], object] = lambda _: None
 
     def add(self, seconds: float) -> None:
         """Count one call."""
         self.counts[bisect_left(BOUNDS, seconds)] += 1
         self.seconds += seconds
-        self.told(seconds)
+        self.observer(seconds)
 
 
 class Stats:

@@ -37,7 +37,7 @@ def begin(worker: Vitals | None = None) -> None:
         else (worker.worker, worker.tally.trips)
     )
     histogram, attributes = _trips[0], {WORKER: name}
-    trips.told = lambda seconds: histogram.record(seconds, attributes)
+    trips.observer = lambda seconds: histogram.record(seconds, attributes)
 
 
 def _instrument(meter: Meter) -> None:

@@ -422,7 +422,7 @@ class _ContextHeartbeat(Heartbeat):
         """Count a beat of the context; its time is on the board."""
         self._beats += 1
         if self._callbacks:
-            self._tell(self._callbacks)
+            self._notify(self._callbacks)
 
     def elapsed(self) -> float:
         """Return the seconds since the context's last beat."""

@@ -111,7 +111,7 @@ def enter_span(context: ToolContext, span: Span) -> None:
 
 def end_lease(context: ToolContext, outcome: Outcome) -> None:
     """Write the outcome of a run; from here on the context has no lease."""
-    context._board.tell_outcome(context._slot, outcome)
+    context._board.write_outcome(context._slot, outcome)
     board, slot = _nobodys_record()
     context.leased = False
     context._board, context._slot, context._record = board, slot, board.record(slot)

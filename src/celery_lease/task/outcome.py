@@ -229,10 +229,10 @@ def on_retry(task: Task[Any, Any], hook: Callable[..., Any], *args: Any, **kwarg
 
 
 def outcome_of(task: Task[Any, Any], state: str) -> Outcome:
-    """Return the outcome for a stored state; UNTOLD: Celery's report decides."""
+    """Return the outcome for a stored state; UNREPORTED: Celery's report decides."""
     if state == states.FAILURE:
         return Outcome.DONE if acks_failure(task) else Outcome.REJECTED
-    return Outcome.DONE if state in ACKNOWLEDGED else Outcome.UNTOLD
+    return Outcome.DONE if state in ACKNOWLEDGED else Outcome.UNREPORTED
 
 
 def acks_failure(task: Any) -> bool:

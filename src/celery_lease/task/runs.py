@@ -33,7 +33,7 @@ class Run:
     context: ToolContext
     ticket: Ticket
     span: Span = field(default=Span.STARTING, init=False)
-    outcome: Outcome = field(default=Outcome.UNTOLD, init=False)
+    outcome: Outcome = field(default=Outcome.UNREPORTED, init=False)
     tries: int = field(default=0, init=False)  #: failed attempts to store its outcome
     goes_on: bool = field(default=False, init=False)  #: it is retried, and the retry is sent
     released: bool = field(default=False, init=False)  #: its worker ended its lease first
@@ -47,7 +47,7 @@ class Run:
     @property
     def is_over(self) -> bool:
         """Whether its outcome is stored or discarded, and its lease has ended."""
-        return self.outcome is not Outcome.UNTOLD
+        return self.outcome is not Outcome.UNREPORTED
 
     def starts(self, task: Task[Any, Any]) -> bool:
         """Whether the body that *task* is about to run is this run's."""
@@ -77,7 +77,7 @@ class Run:
 
     def end(self, outcome: Outcome) -> None:
         """Write the outcome for the main process, unless one is written already."""
-        if not self.is_over and outcome is not Outcome.UNTOLD:
+        if not self.is_over and outcome is not Outcome.UNREPORTED:
             self.outcome, self.released = outcome, was_released(self.context)
             end_lease(self.context, outcome)
 

@@ -215,7 +215,7 @@ class RecordedContext(ToolContext):
         """Do the work of a worker's keeper for this lease."""
         now, policy = self.clock.now(), self.policy
         if now - self._began >= policy.max_duration:
-            self._tell(CONSEQUENCES[LossReason.MAX_DURATION].told)
+            self._tell(CONSEQUENCES[LossReason.MAX_DURATION].flags)
         if self._asked_to_stop is not None:
             self._press(now - self._asked_to_stop)
         if policy.mode is Mode.HEARTBEAT and self.is_lost:

@@ -92,8 +92,8 @@ class Held:
     takes_key: bool = False  #: the broker is being asked for the key; under the lock
 
     def outcome(self, board: Board) -> Outcome:
-        """Return the outcome of its run that the task process wrote; ``UNTOLD``: none yet."""
-        return Outcome.UNTOLD if self.slot is None else board.read_outcome(self.slot)
+        """Return the outcome of its run that the task process wrote; ``UNREPORTED``: none yet."""
+        return Outcome.UNREPORTED if self.slot is None else board.read_outcome(self.slot)
 
     @property
     def fields(self) -> dict[str, object]:

@@ -146,7 +146,7 @@ class Keeper:
         report.held += 1
         report.wait = min(report.wait, lease.policy.interval / 4)
         self._see(held, pass_)
-        if held.outcome(self._leases.board) is not Outcome.UNTOLD:
+        if held.outcome(self._leases.board) is not Outcome.UNREPORTED:
             # At once: its hooks may take longer than a lease, and must not be run twice for that.
             pass_.ended.append(held)
             return
@@ -263,7 +263,7 @@ class Keeper:
 
     def _tell_lost(self, held: Held) -> None:
         if held.slot and held.lease.lost:
-            self._leases.board.flag(held.slot, CONSEQUENCES[held.lease.lost].told)
+            self._leases.board.flag(held.slot, CONSEQUENCES[held.lease.lost].flags)
 
     def _is_slow(self, held: Held, now: float) -> bool:
         """Whether half of a lease went by without a beat, for the first time of this task."""

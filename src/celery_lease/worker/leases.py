@@ -125,7 +125,11 @@ class Leases(Table):
         name, task_id, _ = compat.task_of(message, self.accept)
         with self.lock:
             lease = Lease(
-                claim, message.lease_policy, task_id=task_id, name=name, tell=self.tally.changed
+                claim,
+                message.lease_policy,
+                task_id=task_id,
+                name=name,
+                on_change=self.tally.changed,
             )
             if self.tally.trail is not None:
                 self.tally.trail.granted(lease, message.headers)
@@ -473,7 +477,7 @@ class Leases(Table):
             self.drop(tag)
         elif outcome is Outcome.NOT_STORED:
             self.not_stored(tag)
-        return outcome is not Outcome.UNTOLD
+        return outcome is not Outcome.UNREPORTED
 
     def not_stored(self, tag: str) -> None:
         """Return a message whose task has ended without a stored outcome, as a loss."""

@@ -123,7 +123,7 @@ class Publisher:
             slot is not None
             and lease.is_held
             and left > margin(lease.policy.extension)
-            and self._leases.board.read_outcome(slot) is Outcome.UNTOLD
+            and self._leases.board.read_outcome(slot) is Outcome.UNREPORTED
         )
 
     def _publish(self, held: Held, progress: Progress) -> bool:

@@ -122,7 +122,7 @@ class Watchdog:
     def _due(self, held: Held) -> float:
         """Return when a running task is to be ended, in monotonic seconds; infinity: never."""
         board, slot = self._leases.board, held.slot
-        if slot is None or held.pid is None or board.read_outcome(slot) is not Outcome.UNTOLD:
+        if slot is None or held.pid is None or board.read_outcome(slot) is not Outcome.UNREPORTED:
             return math.inf  # it ended, or the pool has not reported its process yet
         quiet_until = board.read_time(slot, beatboard.QUIET)
         return ends_at(
