@@ -38,7 +38,7 @@ def paced(*gaps: float, **facts: Any) -> Pace:
 
 def pace_of(bench: Bench, name: str = "t") -> Pace:
     """Return what a worker tells of a task."""
-    return Pace.from_dict(json.loads(json.dumps(bench.leases.paces.told()))[name])
+    return Pace.from_dict(json.loads(json.dumps(bench.leases.paces.to_dict()))[name])
 
 
 def test_quantiles_are_right_by_a_class_and_the_longest_is_exact() -> None:
@@ -118,7 +118,7 @@ def test_a_loss_is_no_run_and_what_did_not_start_is_nothing(bench: Bench) -> Non
     """The silence of a task that hangs is no gap of healthy work."""
     bench.receive("a")
     bench.leases.hand_back_unstarted()
-    assert bench.leases.paces.told() == {}
+    assert bench.leases.paces.to_dict() == {}
     bench.run("b")
     bench.passed()
     bench.passed(11.0)
@@ -132,7 +132,7 @@ def test_the_names_of_tasks_are_bounded(bench: Bench) -> None:
     for number in range(MOST_PAIRS + 5):
         bench.run(str(number), task=f"t{number}")
         bench.leases.complete(str(number))
-    told = bench.leases.paces.told()
+    told = bench.leases.paces.to_dict()
     assert len(told) == MOST_PAIRS + 1
     assert told[OTHERS[0]]["runs"] == 5
 

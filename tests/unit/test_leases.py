@@ -213,7 +213,7 @@ def test_a_task_that_the_pool_has_forgotten_is_handed_back(bench: Bench) -> None
 def test_settling_is_repeated_until_the_broker_answers(bench: Bench) -> None:
     """I5: an acknowledgement and a return that were not answered reach the broker in the end.
 
-    Removed: the retry in ``Settling._tell``; failed with: ``not {'a': 1010.0, 'b': 1010.0}``.
+    Removed: the retry in ``Settling._send``; failed with: ``not {'a': 1010.0, 'b': 1010.0}``.
     """
     bench.run("a")
     bench.receive("b")

@@ -18,7 +18,7 @@ from celery_lease.core.delivery import Answer
 from celery_lease.core.loss import FLAG_SHUTDOWN, LossReason
 from celery_lease.core.stats import Fact
 from celery_lease.worker.held import Ending
-from celery_lease.worker.shutdown import FOR_KEYS, LOOK_INTERVAL, SILENCE, TOLD, Shutdown
+from celery_lease.worker.shutdown import FOR_KEYS, HAND_OVER_TIME, LOOK_INTERVAL, SILENCE, Shutdown
 from unit.fake_broker import POLICY, Bench
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def test_a_task_out_of_time_is_told_then_ended_and_its_message_released(bench: S
     assert bench.flags_of(held) == 0
     bench.look(0.2)
     assert bench.flags_of(held) == FLAG_SHUTDOWN
-    bench.look(TOLD - 0.3)
+    bench.look(HAND_OVER_TIME - 0.3)
     assert bench.pool.ended == []
     bench.look(0.3)
     assert bench.pool.ended == ["a"]
@@ -216,7 +216,7 @@ def test_each_task_has_its_own_time(bench: Stopping) -> None:
     bench.run("patient", policy=PATIENT)
     bench.run("other")
     bench.stop()
-    bench.look(10.0 + TOLD)
+    bench.look(10.0 + HAND_OVER_TIME)
     assert bench.pool.ended == ["other"]
     bench.look(20.0)
     assert bench.pool.ended == ["other", "patient"]
@@ -231,7 +231,7 @@ def test_a_cold_shutdown_leaves_no_task_any_time(bench: Stopping) -> None:
     bench.shutdown.hurry()
     bench.look()
     assert bench.flags_of(held) == FLAG_SHUTDOWN
-    bench.look(TOLD)
+    bench.look(HAND_OVER_TIME)
     assert bench.pool.ended == ["a"]
 
 
@@ -306,7 +306,7 @@ def test_the_worker_leaves_once_all_are_gone_if_a_task_could_only_be_disowned() 
     bench.run("deaf")
     bench.run("patient", policy=PATIENT)
     bench.stop()
-    bench.look(10.0 + TOLD)
+    bench.look(10.0 + HAND_OVER_TIME)
     assert bench.pool.left == 0  # the patient one has time left
     bench.leases.complete("patient")
     bench.look()
@@ -354,7 +354,7 @@ def test_one_line_says_what_became_of_the_leases(
         bench.leases.endings[Ending.PARKED] += 1
         bench.ends(bench.held("done"), Outcome.DONE)
         bench.ends(bench.held("over"), Outcome.HANDED_OVER)
-        bench.look(10.0 + TOLD)
+        bench.look(10.0 + HAND_OVER_TIME)
         bench.look()
         bench.look()
         bench.shutdown.report()
@@ -376,7 +376,7 @@ def test_one_line_says_what_became_of_the_leases(
         lambda bench: bench.leases.complete("a"),
         lambda bench: bench.leases.hand_back(["a"]),
         lambda bench: bench.leases.end_soon("a", storing=False),
-        lambda bench: bench.look(10.0 + TOLD),
+        lambda bench: bench.look(10.0 + HAND_OVER_TIME),
         lambda bench: bench.leases.hand_back_unstarted(flushed=True),
         lambda bench: bench.leases.discard("a"),
         lambda bench: bench.leases.not_stored("a"),
@@ -420,7 +420,7 @@ def test_an_ended_run_whose_lease_was_lost_fails_the_worker_all_the_same(bench: 
     bench.run()
     bench.stop()
     bench.leases.lost(["a"])
-    bench.look(10.0 + TOLD)
+    bench.look(10.0 + HAND_OVER_TIME)
     assert bench.leases.endings == {Ending.LOST: 1}
     bench.shutdown.report()
     assert bench.pool.failures > 0
@@ -441,7 +441,7 @@ def test_asking_twice_begins_once(bench: Stopping) -> None:
     bench.stop()
     bench.clock.advance(9.0)
     bench.shutdown.ask()
-    bench.look(1.0 + TOLD)
+    bench.look(1.0 + HAND_OVER_TIME)
     assert bench.pool.ended == ["a"]
 
 
@@ -463,6 +463,6 @@ def test_a_lost_lease_is_not_handed_back_as_this_worker_s(bench: Stopping) -> No
     bench.run()
     bench.stop()
     del bench.driver.expiries["a"]
-    bench.look(10.0 + TOLD)
+    bench.look(10.0 + HAND_OVER_TIME)
     assert bench.driver.hand_back(["a"], orderly=True, front=True) == [Answer.LOST]
     assert bench.driver.expiries == {}

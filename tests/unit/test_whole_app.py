@@ -21,7 +21,7 @@ from celery_lease.core.delivery import Answer
 from celery_lease.core.loss import LossReason
 from celery_lease.core.policy import LeasePolicy, Mode
 from celery_lease.installation import CONSUMER_STEP, WORKER_STEP
-from celery_lease.worker.about import tell_uncovered
+from celery_lease.worker.about import log_uncovered
 from celery_lease.worker.held import Ending
 from celery_lease.worker.policies import Policies
 from unit.fake_broker import Bench
@@ -159,7 +159,7 @@ def test_what_cannot_be_leased_is_named_once(caplog: pytest.LogCaptureFixture) -
     found = policies(app)
     assert (found.covered, list(found.uncovered)) == ([], ["batch"])
     assert found("batch", {}) is None
-    tell_uncovered(found)
+    log_uncovered(found)
     assert [each.levelname for each in caplog.records] == ["WARNING", "WARNING"]
     assert caplog.messages == [
         "no lease by lease_tasks for 1 task: batch (it has a strategy of its own, 'batches:Own')",

@@ -67,8 +67,8 @@ def log_start(consumer: Consumer, policies: Policies, loaded: Settings) -> None:
     )
 
 
-def tell_uncovered(policies: Policies) -> None:
-    """Name what ``lease_tasks`` asks for and cannot have."""
+def log_uncovered(policies: Policies) -> None:
+    """Log the tasks that ``lease_tasks`` names and that cannot have leases."""
     if policies.uncovered:
         logger.warning(
             "no lease by lease_tasks for %s: %s",
@@ -85,7 +85,7 @@ def paces(consumer: Consumer) -> dict[str, Any]:
     if runtime is None:
         return {}
     with runtime.leases.lock:
-        return runtime.leases.paces.told()
+        return runtime.leases.paces.to_dict()
 
 
 def about(consumer: Consumer) -> dict[str, Any]:

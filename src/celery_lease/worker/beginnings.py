@@ -28,10 +28,10 @@ def note(leases: Leases, held: Held) -> None:
     """
     held.begun = True
     if leases.loop_is_task or held.lease.claim.deliveries > 1:
-        tell(leases, [held])
+        send(leases, [held])
 
 
-def tell(leases: Leases, helds: Iterable[Held]) -> bool:
+def send(leases: Leases, helds: Iterable[Held]) -> bool:
     """Send to the broker which tasks have begun, each once; return whether it answered."""
 
     def begin(tags: list[str]) -> list[Answer]:
@@ -40,7 +40,7 @@ def tell(leases: Leases, helds: Iterable[Held]) -> bool:
         return [Answer.HELD if each is Answer.LOST else each for each in answers]
 
     with leases.lock:
-        news = [held for held in helds if not held.told]
+        news = [held for held in helds if not held.begin_sent]
         for held in news:
-            held.told = True
-    return leases.settling.tell(begin, [held.lease.claim.tag for held in news])
+            held.begin_sent = True
+    return leases.settling.send(begin, [held.lease.claim.tag for held in news])

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Reaction(StrEnum):
     """The result of a cancellation at one worker."""
 
-    TOLD = "told"  #: it runs, or is about to: its next beat raises TaskCancelled
+    FLAGGED = "told"  #: it runs, or is about to: its next beat raises TaskCancelled
     REVOKED = "revoked"  #: it waited here, and is settled
     WAITS = "waits"  #: it waits here, and is revoked when its time comes
     LOST = "lost"  #: it runs here, and has lost its lease: its next beat raises LeaseLost
@@ -56,7 +56,7 @@ def cancel(
     done |= {each: {"state": str(Reaction.PLAIN)} for each in compat.plain_tasks(task_ids)}
     with leases.lock:
         helds = [held for held in leases.held() if held.lease.task_id in done]
-        reactions = [(held, _tell(leases, held)) for held in helds]
+        reactions = [(held, _flag(leases, held)) for held in helds]
     for held, reaction in reactions:
         lease = held.lease
         main = consumer if reaction is Reaction.WAITS else None
@@ -67,14 +67,14 @@ def cancel(
     return done
 
 
-def _tell(leases: Leases, held: Held) -> Reaction:
+def _flag(leases: Leases, held: Held) -> Reaction:
     """Set a task's flag on the board. The caller holds the lock: the record is still the task's."""
     if not held.lease.is_held:
         return Reaction.LOST
     if held.slot is None:
         return Reaction.WAITS
     leases.board.flag(held.slot, FLAG_CANCELLED)
-    return Reaction.TOLD
+    return Reaction.FLAGGED
 
 
 def _facts(leases: Leases, held: Held, reaction: Reaction) -> dict[str, Any]:

@@ -202,13 +202,13 @@ def progress_store(app: Any) -> Callable[..., None]:
     """
 
     def store(
-        name: str, task_id: str, told: dict[str, Any], request: Request | None = None
+        name: str, task_id: str, progress: dict[str, Any], request: Request | None = None
     ) -> None:
         task = app.tasks.get(name)
         backend = getattr(task, "_backend", None) or own()
         context = None if request is None else context_of(request)
         try:
-            backend.store_result(task_id, told, "PROGRESS", request=context)
+            backend.store_result(task_id, progress, "PROGRESS", request=context)
         except Exception:
             forget_connections(backend)
             raise

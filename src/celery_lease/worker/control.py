@@ -95,8 +95,8 @@ def lease_hand_over(state: Any, task_id: str | Sequence[str], **_: Any) -> dict[
     if runtime is None:
         return NO_LEASES
     done = hand_over(runtime.leases, _listed(task_id))
-    told = sum(what["state"] == "told" for what in done.values())
-    return {"ok": f"{told} of {counted(len(done), 'task')} handed over", "tasks": done}
+    flagged = sum(what["state"] == "told" for what in done.values())
+    return {"ok": f"{flagged} of {counted(len(done), 'task')} handed over", "tasks": done}
 
 
 @inspect_command(args=[("task_id", str)], signature="task_id")
@@ -122,5 +122,5 @@ def lease_about(state: Any, pace: bool = False, **_: Any) -> dict[str, Any]:
 
     With *pace* also how its tasks beat and how long they ran; an older worker leaves that out.
     """
-    told = about(state.consumer)
-    return {**told, "paces": paces(state.consumer)} if pace else told
+    facts = about(state.consumer)
+    return {**facts, "paces": paces(state.consumer)} if pace else facts

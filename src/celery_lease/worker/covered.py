@@ -5,8 +5,8 @@ A late-acknowledged one has the life of a leased task's, with the ticket beside 
 acknowledged when it starts, as in Celery; but fenced, and its task starts only if that succeeded:
 then the message is nobody else's, and it runs once at most. From there on it is a plain request.
 
-It starts when its pool accepts it. A pool that runs tasks in this process tells of that right
-before, in the task's own thread or greenlet. A process of a pool says so and goes on: there it
+It starts when its pool accepts it. A pool that runs tasks in this process reports that right
+before, in the task's own thread or greenlet. A process of a pool reports it and goes on: there it
 waits on the board for the answer (:mod:`celery_lease.board.granting`), so that what waits in the
 pool's own buffers is held, too. Of another project's pool neither is known; with one the
 acknowledgement comes before the pool has the task.
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 #: Pools that call ``on_accepted`` before the task, in its thread or greenlet.
 ACCEPT_FIRST = ("solo", "thread", "gevent", "eventlet")
-#: Seconds that a pool may take to see and to tell that a process has ended.
+#: Seconds that a pool may take to see and to report that a process has ended.
 POOL_LOOKS = 30.0
 #: Whether Celery calls a task's hooks at its hard time limit: from 5.7 on.
 HOOKS_AT_LIMIT = "on_failure" in Request.on_timeout.__code__.co_names
@@ -72,7 +72,7 @@ class CoveredRequest(LeasedRequest):
         return Request.execute_using_pool(self, stand_in)
 
     def _leave_deaths_to_pool(self, lease: Handle) -> None:
-        """Keep the lease of a dead process until the pool tells, where the task may fail for it.
+        """Keep the lease of a dead process until the pool reports, where the task may fail for it.
 
         Celery's pool waits for a result that may be on its way, for ``worker_lost_wait``.
         """

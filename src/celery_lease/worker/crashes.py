@@ -70,12 +70,12 @@ class Desk:
             self._look(running)
         with suppress(OSError):  # there is no more
             while True:
-                told, fds, _, _ = socket.recv_fds(self._ours, _PID.size, 1)
-                if not told:
+                data, fds, _, _ = socket.recv_fds(self._ours, _PID.size, 1)
+                if not data:
                     break
                 for fd in fds:
                     os.set_inheritable(fd, False)  # noqa: FBT003  (positional only)
-                    self._drop(pid := int(_PID.unpack(told)[0]))
+                    self._drop(pid := int(_PID.unpack(data)[0]))
                     self._files[pid] = fd
         gone = [pid for pid in list(self._files) if not is_alive(pid)]
         crashed = [pid for pid in gone if self._size(pid)]

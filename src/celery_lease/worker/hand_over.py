@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Reaction(StrEnum):
     """What a worker did about a task that is to be handed over."""
 
-    TOLD = "told"  #: its next beat raises ``ShutdownRequested``
+    FLAGGED = "told"  #: its next beat raises ``ShutdownRequested``
     STEADFAST = "not_interruptible"  #: it runs, and nothing was done
     WAITS = "waits"  #: it has not started, and nothing was done
     LOST = "lost"  #: it runs here, and has lost its lease
@@ -37,13 +37,13 @@ def hand_over(leases: Leases, task_ids: Collection[str]) -> dict[str, dict[str, 
     with leases.lock:
         for held in leases.held():
             if held.lease.task_id in done:
-                reaction = _tell(leases, held)
+                reaction = _flag(leases, held)
                 done[held.lease.task_id] = {"state": str(reaction), "task": held.lease.name}
     return done
 
 
-def _tell(leases: Leases, held: Held) -> Reaction:
-    """Tell a task that has its record; under the lock, so that the record is still its own."""
+def _flag(leases: Leases, held: Held) -> Reaction:
+    """Flag a task that has its record; under the lock, so that the record is still its own."""
     if not held.lease.is_held:
         return Reaction.LOST
     if held.slot is None or held.pid is None:
@@ -51,4 +51,4 @@ def _tell(leases: Leases, held: Held) -> Reaction:
     if not held.lease.policy.interruptible:
         return Reaction.STEADFAST
     leases.board.flag(held.slot, FLAG_SHUTDOWN)
-    return Reaction.TOLD
+    return Reaction.FLAGGED

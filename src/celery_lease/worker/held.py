@@ -76,7 +76,7 @@ class Held:
     #: rule decides then. The main thread sets it once, before the pool gets the task.
     grace: float = 0.0
     dead_since: float = 0.0  #: when the keeper first saw that the process is dead
-    told: bool = False  #: the broker was informed of that, or will be; under the lock
+    begin_sent: bool = False  #: the broker was informed of the begin, or will be; under the lock
     unproven: bool = False  #: observe mode: heartbeat mode would have lost it
     worker: str = ""  #: the holder's identity; for the log
     why: dict[str, object] = field(default_factory=dict)  #: the facts known of its loss
@@ -85,7 +85,7 @@ class Held:
     request: Request | None = None
     span: Span = Span.STARTING  #: where the run was when the keeper last looked
     storing_since: float = 0.0  #: when the keeper first saw that its outcome was being stored
-    storing_told: bool = False  #: a warning of slow storing was logged
+    storing_logged: bool = False  #: a warning of slow storing was logged
     ending: Ending | None = None  #: the way in which it left this worker
     exclusive: Exclusive | None = None  #: the key that its task needs
     holds_key: bool = False  #: the task has its key; under the lock

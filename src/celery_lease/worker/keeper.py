@@ -84,14 +84,14 @@ class Keeper:
         pass_ = self._look_at_all()
         report = pass_.report
         report.lost, report.unproven = len(pass_.lost), len(pass_.unproven)
-        for tell, helds in (
+        for log, helds in (
             (self._log_lost, pass_.lost),
             (notices.slow, pass_.slow),
             (notices.unproven, pass_.unproven),
             (notices.storing, pass_.storing),
         ):
             for held in helds:
-                tell(held)
+                log(held)
         for held in pass_.ended:
             self._leases.settle_outcome(held)
         if not self._patience.left(pass_.now):
@@ -108,8 +108,8 @@ class Keeper:
         for batch in _by_urgency(pass_):
             self._extend(batch, report)
         silent = report.unknown > 0 and not report.extended
-        told = silent or beginnings.tell(self._leases, pass_.begun)
-        if silent or not told or self._leases.settling.again():
+        sent = silent or beginnings.send(self._leases, pass_.begun)
+        if silent or not sent or self._leases.settling.again():
             left = min((held.lease.deadline for held in pass_.due), default=math.inf)
             now = self._clock.now()
             self._patience.unanswered(now, lease=self._leases.shortest, left=left - now)
@@ -150,16 +150,16 @@ class Keeper:
             # At once: its hooks may take longer than a lease, and must not be run twice for that.
             pass_.ended.append(held)
             return
-        if held.begun and not held.told:
+        if held.begun and not held.begin_sent:
             pass_.begun.append(held)
         if self._is_unproven(held, pass_.now):
             held.unproven = True
             pass_.unproven.append(held)
         if self._stores_long(held, pass_.now):
-            held.storing_told = True
+            held.storing_logged = True
             pass_.storing.append(held)
         if lease.expire(pass_.now, storing=held.span.stores):
-            self._tell_lost(held)
+            self._flag_lost(held)
             pass_.lost.append(held)
         elif lease.is_due(pass_.now):
             pass_.due.append(held)
@@ -255,13 +255,13 @@ class Keeper:
             if not lease.expire(now):
                 lease.answered(extension, answer)
             if lease.state is State.LOST:
-                self._tell_lost(held)
+                self._flag_lost(held)
                 lost.append(held)
             elif held.slot:
                 self._leases.board.allow(held.slot, lease.deadline)
         return lost
 
-    def _tell_lost(self, held: Held) -> None:
+    def _flag_lost(self, held: Held) -> None:
         if held.slot and held.lease.lost:
             self._leases.board.flag(held.slot, CONSEQUENCES[held.lease.lost].flags)
 
@@ -282,7 +282,7 @@ class Keeper:
             return False
         held.storing_since = held.storing_since or now
         long = now - held.storing_since > held.lease.policy.extension / 2
-        return long and held.span is Span.STORING and not held.storing_told
+        return long and held.span is Span.STORING and not held.storing_logged
 
     def _is_unproven(self, held: Held, now: float) -> bool:
         """Whether heartbeat mode would have lost an observed lease by now; once a lease."""

@@ -152,7 +152,7 @@ class Leases(Table):
         """Acknowledge a message; a former holder's acknowledgement changes nothing."""
         if self._take(tag, State.COMPLETED, ending) is not None:
             self.driver.ended([tag])
-            self.settling.tell(self.driver.complete, [tag])
+            self.settling.send(self.driver.complete, [tag])
 
     def complete_first(self, tag: str) -> bool:
         """Acknowledge a message before its task starts, as it is to run once at most.
@@ -219,16 +219,16 @@ class Leases(Table):
         why = next(iter(lost.values())).why if len(lost) == 1 else None
         known: dict[str, Any] = {"why": why} if why else {}
         give_back = partial(self.driver.hand_back, front=front)
-        self._tell_back(partial(give_back, orderly=False, **known), [*lost])
-        self._tell_back(partial(give_back, orderly=True), safe)
+        self._send_returns(partial(give_back, orderly=False, **known), [*lost])
+        self._send_returns(partial(give_back, orderly=True), safe)
 
-    def _tell_back(self, tell: Callable[[list[str]], list[Answer]], tags: list[str]) -> None:
+    def _send_returns(self, call: Callable[[list[str]], list[Answer]], tags: list[str]) -> None:
         with self.lock:
             later = [tag for tag in tags if tag in self.renewing]
             if later:
                 # The extension under way could reach the broker last, and hide the message again.
-                self.settling.later(tell, later)
-        self.settling.tell(tell, [tag for tag in tags if tag not in later])
+                self.settling.later(call, later)
+        self.settling.send(call, [tag for tag in tags if tag not in later])
 
     def outran(self, message: Any, held: float, queue: str, timeout: float) -> bool:
         """Log a plain task that RabbitMQ stops waiting for; prevent its start if that can be."""
@@ -267,7 +267,7 @@ class Leases(Table):
             self.hand_back([tag], front=False, orderly=False)
         elif self.driver.capabilities.drops:
             if self._take(tag, State.COMPLETED, Ending.COMPLETED) is not None:
-                self.settling.tell(self.driver.drop, [tag])
+                self.settling.send(self.driver.drop, [tag])
         else:
             self.complete(tag)
 
@@ -317,7 +317,7 @@ class Leases(Table):
         with self.lock:
             held.takes_key = False
             if answer.verdict is Verdict.HELD:
-                held.holds_key = held.told = True
+                held.holds_key = held.begin_sent = True
                 self.tally.waited(held.lease)
             elif answer.verdict is Verdict.PARKED:
                 self._take(tag, State.RELEASED, Ending.PARKED)
@@ -500,7 +500,7 @@ class Leases(Table):
         Leases that are still held stay unchanged at the broker, and expire; so do leases that have
         ended without the broker's answer.
         """
-        notices.untold(self.settling.left)
+        notices.unsettled(self.settling.left)
         with self.lock:
             left = [held for held in self._held.values() if held.lease.is_held]
         notices.left_behind(left)

@@ -17,11 +17,11 @@ LONGEST_STACK = 2000
 _ENDED = re.compile(r"signal (?P<number>\d+)(?: \((?P<signal>\w+)\))?|exitcode (?P<code>\d+)")
 
 
-def cause_of_death(told: object) -> str:
+def cause_of_death(report: object) -> str:
     """Return the exit code or signal in a pool's text about a process; other texts unchanged."""
-    found = _ENDED.search(str(told))
+    found = _ENDED.search(str(report))
     if found is None:
-        return str(told)
+        return str(report)
     if found["code"]:
         return f"exit code {found['code']}"
     name = found["signal"] or f"signal {found['number']}"

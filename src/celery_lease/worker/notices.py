@@ -202,7 +202,7 @@ def left_behind(helds: Iterable[Held]) -> None:
         )
 
 
-def untold(count: int) -> None:
+def unsettled(count: int) -> None:
     """Log how many messages were not settled at the broker before the worker's end."""
     if count:
         logger.error(

@@ -51,7 +51,7 @@ class Paces:
         pace.silent += not held.beats and now - started > SEEN
         pace.late += held.gap >= policy.extension
 
-    def told(self) -> dict[str, dict[str, Any]]:
+    def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return the paces for JSON, by task."""
         return {name: pace.to_dict() for name, pace in self._paces.items()}
 

@@ -108,11 +108,11 @@ def survivable(exc_info: Any, exc: MemoryError, *, stored: bool) -> Any:
         stored: The task process has stored the failure: the task has failed, nothing else. If
             not, the delivery is lost, as by a killed process.
     """
-    told = copy(exc_info)
+    changed = copy(exc_info)
     text = f"out of memory: {exc!r}"
-    told.exception = OutOfMemory(text) if stored else WorkerLostError(text)
-    told.type = type(told.exception)
-    return told
+    changed.exception = OutOfMemory(text) if stored else WorkerLostError(text)
+    changed.type = type(changed.exception)
+    return changed
 
 
 def _fail(request: Request, exc: TooManyDeliveries, extra: Mapping[str, object]) -> None:

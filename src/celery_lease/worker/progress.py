@@ -128,7 +128,7 @@ class Publisher:
 
     def _publish(self, held: Held, progress: Progress) -> bool:
         lease = held.lease
-        told = {
+        facts = {
             "done": progress.done,
             "total": progress.total,
             "note": progress.note,
@@ -136,7 +136,7 @@ class Publisher:
             "at": round(self._leases.clock.wall().timestamp(), 3),
         }
         try:
-            self._store(lease.name, lease.task_id, told, held.request)
+            self._store(lease.name, lease.task_id, facts, held.request)
         except Exception as exc:  # noqa: BLE001  (as many ways to be away as there are backends)
             level = logging.DEBUG if self._silent else logging.WARNING
             logger.log(level, "progress of tasks is not published: %s", masked(exc))

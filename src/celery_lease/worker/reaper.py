@@ -68,7 +68,7 @@ class Reaper:
         for _ in range(BATCHES):
             batch = self._driver.reap(limit=BATCH)
             self.counters.add(batch)  # at once: the next call may fail, and these are back
-            _tell(batch)
+            _log(batch)
             reaped += batch
             if len(batch) < BATCH:
                 break
@@ -78,7 +78,7 @@ class Reaper:
         return reaped
 
 
-def _tell(batch: Sequence[Reaped]) -> None:
+def _log(batch: Sequence[Reaped]) -> None:
     plain = sum(not each.leased and not each.error for each in batch)
     if plain:
         count = counted(plain, "message")

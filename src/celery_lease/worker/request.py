@@ -51,7 +51,7 @@ class LeasedRequest(Request):
     is_void = False  #: it ended without an outcome, because its lease was gone
     _waits_for_backend = False  # Celery is about to store an outcome
     _acknowledges = False  # and has acknowledged before that
-    _told = ""  # the last event that was sent
+    _last_event = ""  # the last event that was sent
     _is_back = False  # the message is back in its queue
     _revoked_as: tuple[Ending, ...] = ()  # for its exclusive key
     _takes_key_late = False  # a thread or greenlet takes the key when it accepts the request
@@ -92,7 +92,7 @@ class LeasedRequest(Request):
         return execute(pool)
 
     def _note_beginning(self, lease: Handle, pool: Any) -> None:
-        """Note that the task begins, if the pool tells too late when it is accepted."""
+        """Note that the task begins, if the pool reports its acceptance too late."""
         if lease.held is not None and pools.kind(pool) == "prefork":
             beginnings.note(lease.leases, lease.held)
 
@@ -165,7 +165,7 @@ class LeasedRequest(Request):
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  (Celery's name)
         """Send an event to monitors, and remember its type."""
-        self._told = type
+        self._last_event = type
         super().send_event(type, **fields)
 
     def _end_progress(self) -> None:
@@ -190,9 +190,9 @@ class LeasedRequest(Request):
         if soft or self.lease is None:
             super().on_timeout(soft, timeout)
             return
-        if not (self.is_void or self._is_back or self._told == "task-failed"):
+        if not (self.is_void or self._is_back or self._last_event == "task-failed"):
             self.on_failure(hooks.raised(TimeLimitExceeded(timeout)))
-        if self._told == "task-failed":
+        if self._last_event == "task-failed":
             text = "Hard time limit (%ss) exceeded for %s[%s]"  # Celery's own
             logger.error(text, timeout, self.name, self.id, extra=self.lease.fields(self))
             if isinstance(self, LastRequest):
@@ -219,8 +219,8 @@ class LeasedRequest(Request):
         with self._stored_first():
             super().on_failure(exc_info, send_failed_event, return_ok)
         if isinstance(exc, Cancelled):
-            self._tell_cancelled()
-        elif not return_ok and self._told == "task-failed":
+            self._send_cancelled()
+        elif not return_ok and self._last_event == "task-failed":
             self._failed_here(exc)
         if self.lease is not None and not self.acknowledged:
             # Celery cancelled the task, and leaves the message to a broker that redelivers
@@ -241,7 +241,7 @@ class LeasedRequest(Request):
         try:
             return bool(super()._retry_worker_lost(exc, exc_info))  # type: ignore[misc]
         except Exception:
-            if self.lease is None or self._told != "task-retried":
+            if self.lease is None or self._last_event != "task-retried":
                 raise
             text = "on_retry of task %s[%s] failed"
             logger.exception(text, self.name, self.id, extra=self.lease.fields(self))
@@ -342,7 +342,7 @@ class LeasedRequest(Request):
             return not self.lease.leases.knows(self.lease.tag)
         return self.lease.leases.is_lost(self.lease.tag)
 
-    def _tell_cancelled(self) -> None:
+    def _send_cancelled(self) -> None:
         """Send the event and the signal that Celery sends for a revoked task, after its result."""
         facts = {"terminated": False, "signum": None, "expired": False}
         self.send_event("task-revoked", **facts)
@@ -350,8 +350,8 @@ class LeasedRequest(Request):
 
     def _is_over(self, lease: Handle) -> bool:
         """Whether its lease is lost, or it has an outcome: the keeper settles its message then."""
-        told = lease.held is not None and lease.held.outcome(lease.leases.board)
-        return bool(told) or lease.leases.is_lost(lease.tag)
+        reported = lease.held is not None and lease.held.outcome(lease.leases.board)
+        return bool(reported) or lease.leases.is_lost(lease.tag)
 
     def _ended_before(self, what: object) -> bool:
         """Whether *what* hit the task in a hook, after its outcome: then it changes nothing.

@@ -37,12 +37,12 @@ class Settling:
         self._clock = clock
         self._left: deque[tuple[Callable[[list[Any]], list[Answer]], list[Any]]] = deque()
 
-    def tell(self, how: Callable[[list[Any]], list[Answer]], what: list[Any]) -> bool:
+    def send(self, how: Callable[[list[Any]], list[Answer]], what: list[Any]) -> bool:
         """Call *how* with *what*, unless earlier calls wait; False: it was not answered."""
         if what and self._left:
             self._left.append((how, what))
         elif what:
-            return self._tell(how, what)
+            return self._send(how, what)
         return True
 
     def later(self, how: Callable[[list[Any]], list[Answer]], what: list[Any]) -> None:
@@ -60,7 +60,7 @@ class Settling:
                 how, what = self._left.popleft()
             except IndexError:  # a closing worker's main thread and its keeper may both be here
                 break
-            if not self._tell(how, what):
+            if not self._send(how, what):
                 break
         return len(self._left)
 
@@ -75,7 +75,7 @@ class Settling:
         """The number of messages whose calls were not answered."""
         return sum(len(what) for _, what in tuple(self._left))
 
-    def _tell(self, how: Callable[[list[Any]], list[Answer]], what: list[Any]) -> bool:
+    def _send(self, how: Callable[[list[Any]], list[Answer]], what: list[Any]) -> bool:
         """Call the broker; keep the items without an answer, and return False if there are some."""
         answers = list(zip(what, how(what), strict=True))
         again = [each for each, answer in answers if answer is Answer.UNKNOWN]

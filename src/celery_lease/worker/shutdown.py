@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 #: Seconds between two looks at the tasks that a stopping worker waits for.
 LOOK_INTERVAL = 0.1
 #: Seconds that a task has between the request to hand over and its end.
-TOLD = 2.0
+HAND_OVER_TIME = 2.0
 #: Seconds that a worker without tasks waits for an answer of its broker before it exits.
 SILENCE = 10.0
 #: How a lease ends for the exclusive key of its task.
@@ -57,7 +57,7 @@ class Shutdown:
     _before: Counter[Ending] | None = None  # endings until it was asked to stop
     _disowned: int = 0
     _forced: bool = False  # a task was ended, even if its lease is lost
-    _told: set[tuple[str, int]] = field(default_factory=set)  # tags, and their flags
+    _flagged: set[tuple[str, int]] = field(default_factory=set)  # tags, and their flags
     _reported: bool = False
     _hangs_since: float | None = None
 
@@ -104,12 +104,12 @@ class Shutdown:
         over = waited - held.lease.policy.shutdown_timeout
         if self._latest is not None:
             over = max(over, now - self._latest)
-        if over >= TOLD:
+        if over >= HAND_OVER_TIME:
             self._end(held, waited)
         elif over >= 0 and spans.current(self.leases.board, held.slot).stores:
-            self._tell(held, FLAG_OUT_OF_TIME)
+            self._flag(held, FLAG_OUT_OF_TIME)
         elif over >= 0 or held.lease.policy.interruptible:
-            self._tell(held, FLAG_SHUTDOWN)
+            self._flag(held, FLAG_SHUTDOWN)
 
     def _waited(self) -> float:
         return 0.0 if self._since is None else self.leases.clock.now() - self._since
@@ -127,10 +127,10 @@ class Shutdown:
             logger.critical("the broker has not answered for %g s: the worker exits", SILENCE)
         return stuck
 
-    def _tell(self, held: Held, flags: int) -> None:
-        if (told := (held.lease.claim.tag, flags)) not in self._told:
-            self._told.add(told)
-            self.leases.tell(held, flags)
+    def _flag(self, held: Held, flags: int) -> None:
+        if (flagged := (held.lease.claim.tag, flags)) not in self._flagged:
+            self._flagged.add(flagged)
+            self.leases.set_flags(held, flags)
 
     def _end(self, held: Held, waited: float) -> None:
         lease = held.lease

@@ -22,7 +22,7 @@ from celery_lease.brokers.connection import leasing
 from celery_lease.celery_patches.passing_refusals import reconnect_after
 from celery_lease.core.errors import LeaseError
 from celery_lease.worker import access, compat, crashes
-from celery_lease.worker.about import introduction, tell_uncovered
+from celery_lease.worker.about import introduction, log_uncovered
 from celery_lease.worker.policies import Policies
 from celery_lease.worker.pools.prefork import forks_its_pool, inherits_memory
 from celery_lease.worker.queues import check_names
@@ -66,7 +66,7 @@ class LeaseSettings(bootsteps.StartStopStep):
                 able = brokers.kind_of(connection).capabilities.keys
                 policies = Policies(worker.app, loaded)
                 policies.check("" if able else connection.transport.driver_type)
-                tell_uncovered(policies)
+                log_uncovered(policies)
                 worker.app.amqp.Connection = leasing(worker.app.amqp.Connection)
                 check_names(worker.app, loaded, connection)
             else:

@@ -87,7 +87,7 @@ class Table:
         """Return the seconds for which this process stood still after the last beat of a lease."""
         return standstill.since(self.board, held.lease.beat, self.clock.now())
 
-    def tell(self, held: Held, flags: int) -> None:
+    def set_flags(self, held: Held, flags: int) -> None:
         """Set flags on a task's record, which its next beat reads."""
         with self.lock:
             if held.slot is not None:

@@ -68,13 +68,13 @@ class Tally(Stats):
         if lease.state is State.RESERVED:
             self._count(Fact.GRANTED, lease)
             claim = lease.claim
-            self._tell(GRANTED_EVENT, lease, queue=claim.queue, deliveries=claim.deliveries)
+            self._emit(GRANTED_EVENT, lease, queue=claim.queue, deliveries=claim.deliveries)
         elif lease.state is State.RUNNING:
             self._count(Fact.STARTED, lease)
-            self._tell(STARTED_EVENT, lease)
+            self._emit(STARTED_EVENT, lease)
         elif lease.lost is not None:
             self._count(Fact.LOST, lease, CONSEQUENCES[lease.lost].label)
-            self._tell(LOST_EVENT, lease, reason=str(lease.lost))
+            self._emit(LOST_EVENT, lease, reason=str(lease.lost))
             if self.trail is not None:
                 reason = CONSEQUENCES[lease.lost].label
                 self.trail.ended(lease, str(Ending.LOST), reason)
@@ -85,8 +85,8 @@ class Tally(Stats):
         """Record how a lease left this worker, and the known facts of its loss."""
         self.endings[ending] += 1
         self._count(Fact.ENDED, lease, label(ending))
-        told = {name: value for name, value in why.items() if name != "stack"}
-        self._tell(ENDED_EVENT, lease, ending=str(ending), **told)
+        facts = {name: value for name, value in why.items() if name != "stack"}
+        self._emit(ENDED_EVENT, lease, ending=str(ending), **facts)
         if self.trail is not None:
             failed = ending.is_loss or ending is Ending.BURIED
             self.trail.ended(lease, str(ending), label(ending) if failed else "")
@@ -124,7 +124,7 @@ class Tally(Stats):
         has ended, the message may run elsewhere already.
         """
         fields = {"silent": round(silence, 1), "doing": doing, "ended": ended, "timestamp": at}
-        self._tell(STALLED_EVENT, held.lease, task_pid=held.pid, **fields)
+        self._emit(STALLED_EVENT, held.lease, task_pid=held.pid, **fields)
 
     def recovered(self, reaped: Reaped) -> None:
         """Make the event of a message that came back as its holder, here or elsewhere, was late.
@@ -155,7 +155,7 @@ class Tally(Stats):
     def _count(self, fact: Fact, lease: Lease, detail: str = "") -> None:
         self.count(fact, lease.name, lease.claim.queue, detail)
 
-    def _tell(self, kind: str, lease: Lease, **fields: object) -> None:
+    def _emit(self, kind: str, lease: Lease, **fields: object) -> None:
         if not self.listening:
             return
         about = {
