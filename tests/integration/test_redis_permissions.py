@@ -149,9 +149,11 @@ def test_each_right_that_is_taken_away_is_named_alone(server: RedisServer, probe
     for rule in (each for each in rules if each[0] == "+" and each not in ("+hello", "+ping")):
         admin("ACL", "SETUSER", "worker", f"-{rule[1:]}")
         assert (permissions.lacking(probed, USE) is None) is (rule in told), rule
-        said = (permissions.untold if rule in told else partial(permissions.lacking, use=USE))(
-            probed
-        )
+        said = (
+            permissions.lacking_for_notifications
+            if rule in told
+            else partial(permissions.lacking, use=USE)
+        )(probed)
         assert said is not None, rule
         assert said[1] == found[1] or rule in told
         name = rule[1:].upper().replace("|", " ")
@@ -165,9 +167,11 @@ def test_each_right_that_is_taken_away_is_named_alone(server: RedisServer, probe
             admin("ACL", "SETUSER", "worker", reset, *others)
             assert (permissions.lacking(probed, USE) is None) is (rule in told), rule
             if kind == "&":
-                assert (permissions.untold(probed) is None) is (rule not in told), rule
+                assert (permissions.lacking_for_notifications(probed) is None) is (
+                    rule not in told
+                ), rule
             admin("ACL", "SETUSER", "worker", rule)
-    assert permissions.lacking(probed, USE) is permissions.untold(probed) is None
+    assert permissions.lacking(probed, USE) is permissions.lacking_for_notifications(probed) is None
     assert server.client(2).dbsize() == 0
 
 

@@ -82,10 +82,10 @@ def test_a_lease_that_is_cut_short_is_told_of_once(caplog: pytest.LogCaptureFixt
     """With what to change; not for a lease that ends in time."""
     limit = Limit("videos", 1800)
     with caplog.at_level(logging.WARNING):
-        limit.tell(600)
+        limit.log_if_short(600)
         assert not caplog.messages
-        limit.tell(43200)
-        limit.tell(43200)
+        limit.log_if_short(43200)
+        limit.log_if_short(43200)
     (message,) = caplog.messages
     for text in ("queue videos", "1740 s", "lease_max_duration is 43200", OPTION, ARGUMENT):
         assert text in message
@@ -135,7 +135,7 @@ def test_the_counts_of_rabbitmq_4_are_read() -> None:
 
 def test_a_timeout_that_the_server_names_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the moment on at which it has closed a channel for it."""
-    monkeypatch.setattr(limits, "_told", [])
+    monkeypatch.setattr(limits, "_reported", [])
     assert not learn("PRECONDITION_FAILED - unknown delivery tag 7")
     assert consumer_timeout({}, [{}]) == 1800.0
     assert learn(

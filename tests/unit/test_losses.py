@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from celery_lease.brokers.losses import ROOM, TOLD, TOLD_OF_EACH, Losses
+from celery_lease.brokers.losses import KEPT, KEPT_OF_EACH, ROOM, Losses
 
 
 def test_a_loss_counts_for_the_next_delivery_of_its_message() -> None:
@@ -92,13 +92,13 @@ def test_what_was_known_of_a_loss_is_kept_with_its_message() -> None:
 def test_a_history_fits_beside_its_message() -> None:
     """The latest losses are kept longest, and their stacks."""
     losses = Losses()
-    for number in range(TOLD_OF_EACH + 5):
+    for number in range(KEPT_OF_EACH + 5):
         losses.delivered(f"a{number}", "a", again=True, number=number)
         losses.lost(f"a{number}", {"stack": "x" * 2000})
     losses.delivered("a", "a", again=True)
     told = losses.history("a")
     assert len(json.dumps(told)) <= ROOM
-    assert [each["number"] for each in told] == list(range(5, TOLD_OF_EACH + 5))
+    assert [each["number"] for each in told] == list(range(5, KEPT_OF_EACH + 5))
     assert "stack" in told[-1]
     assert "stack" not in told[0]
     few = losses.history("a", 300)
@@ -110,7 +110,7 @@ def test_a_history_fits_beside_its_message() -> None:
 def test_of_many_messages_only_the_last_histories_are_kept() -> None:
     """A stack is long; the count stays."""
     losses = Losses()
-    for number in range(TOLD + 1):
+    for number in range(KEPT + 1):
         losses.delivered(f"{number}.1", f"{number}", again=False)
         losses.lost(f"{number}.1", {"cause": "c"})
     assert losses.delivered("0.2", "0", again=True) == 1

@@ -220,13 +220,13 @@ class LeaseConsumer:
             standalone.count(fact, standalone.CONSUMER, lease.queue, how)
         return lease is not None
 
-    def _settle(self, tell: Callable[[list[Any]], list[Answer]], what: list[Any]) -> None:
-        answers = tell(what)
+    def _settle(self, call: Callable[[list[Any]], list[Answer]], what: list[Any]) -> None:
+        answers = call(what)
         again = [
             each for each, answer in zip(what, answers, strict=True) if answer is Answer.UNKNOWN
         ]
         if again:
-            self._unanswered.append((tell, again))
+            self._unanswered.append((call, again))
 
     def _settle_again(self) -> None:
         for _ in range(len(self._unanswered)):

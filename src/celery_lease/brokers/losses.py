@@ -33,7 +33,7 @@ T = TypeVar("T")
 REMEMBERED = 10_000
 #: Messages whose losses are kept with their facts, and losses kept of each. With the longest stacks
 #: that is some 5 MB.
-TOLD, TOLD_OF_EACH = 100, 20
+KEPT, KEPT_OF_EACH = 100, 20
 #: Longest history that goes with a dead letter, in bytes of JSON.
 ROOM = 16_000
 
@@ -62,7 +62,7 @@ class Losses:
         self._held: OrderedDict[str, _Delivery] = OrderedDict()  # by tag
         self._losses: OrderedDict[str, int] = OrderedDict()  # by message
         self._last: OrderedDict[str, str] = OrderedDict()  # tag of its last delivery, by message
-        self._told: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()  # by message
+        self._histories: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()  # by message
 
     def delivered(
         self, tag: str, message: str, *, again: bool, waits: bool = True, **about: object
@@ -86,7 +86,7 @@ class Losses:
         with self._lock:
             if not again:
                 self._losses.pop(message, None)
-                self._told.pop(message, None)
+                self._histories.pop(message, None)
             held = _Delivery(message, {**about, "since": since}, waits)
             _put(self._held, tag, held, self._remembered)
             _put(self._last, message, tag, self._remembered)
@@ -116,8 +116,8 @@ class Losses:
         """
         with self._lock:
             message = self._held.get(tag, _NONE).message
-            told = [dict(each) for each in self._told.get(message, ())]
-        return _fitting(told, min(room, ROOM))
+            history = [dict(each) for each in self._histories.get(message, ())]
+        return _fitting(history, min(room, ROOM))
 
     def lost(
         self, tag: str, why: Mapping[str, object] | None = None, *, reason: str = GIVEN_UP
@@ -129,9 +129,9 @@ class Losses:
             if message := held.message:
                 count = self._losses.get(message, 0) + 1
                 _put(self._losses, message, count, self._remembered)
-                told = {"ended": ended, "reason": reason, **held.about, **(why or {})}
-                past = [*self._told.get(message, ()), told]
-                _put(self._told, message, past[-TOLD_OF_EACH:], TOLD)
+                facts = {"ended": ended, "reason": reason, **held.about, **(why or {})}
+                past = [*self._histories.get(message, ()), facts]
+                _put(self._histories, message, past[-KEPT_OF_EACH:], KEPT)
 
     def ended(self, tags: Iterable[str]) -> None:
         """Forget deliveries that ended in order; the losses of their messages are kept."""
@@ -140,14 +140,14 @@ class Losses:
                 self._held.pop(tag, None)
 
 
-def _fitting(told: list[dict[str, Any]], room: int) -> list[dict[str, Any]]:
-    for each in told:
-        if len(json.dumps(told)) <= room:
-            return told
+def _fitting(history: list[dict[str, Any]], room: int) -> list[dict[str, Any]]:
+    for each in history:
+        if len(json.dumps(history)) <= room:
+            return history
         each.pop("stack", None)
-    while told and len(json.dumps(told)) > room:
-        del told[0]
-    return told
+    while history and len(json.dumps(history)) > room:
+        del history[0]
+    return history
 
 
 def _put(table: OrderedDict[str, T], key: str, value: T, most: int) -> None:

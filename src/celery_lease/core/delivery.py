@@ -85,7 +85,7 @@ class Capabilities:
     fences: bool  #: the broker itself refuses a former holder
     confirms: bool  #: the broker can confirm an expired lease that is still the caller's
     granularity: float  #: seconds; expiries are rounded to this
-    tells_losses: bool = True  #: False: only losses that this process has seen count
+    reports_losses: bool = True  #: False: only losses that this process has seen count
     reaps: bool = False  #: the driver returns expired messages, not the broker itself
     buries: bool = False  #: the driver moves dead letters, not the broker
     drops: bool = False  #: the broker has a treatment of its own for dropped messages

@@ -1,4 +1,4 @@
-"""Exclusive keys: which key a call needs, and what a broker says to who wants one.
+"""Exclusive keys: which key a call needs, and how a broker answers a request for one.
 
 A rule makes the key of a call: a template over the task's parameters, ``"import:{customer_id}"``,
 or a callable, which gets those that it names. It is checked where it is declared, and used by the
@@ -24,7 +24,7 @@ LONGEST = 500
 
 
 class KeyFault(ValueError):
-    """A rule, or what it made of a call, is no key; the text says why."""
+    """A rule, or its result for a call, is no key; the text has the reason."""
 
 
 class OnBusy(StrEnum):
@@ -48,7 +48,7 @@ class Exclusive:
 
 
 class Verdict(StrEnum):
-    """What a broker says to who wants a key."""
+    """A broker's answer to a request for a key."""
 
     HELD = "held"
     LOST = "lost"  #: the lease is over

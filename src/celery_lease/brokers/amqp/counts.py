@@ -30,8 +30,8 @@ class Counts:
         """Return the number of a delivery; the first is 1."""
         number = 1
         if redelivered:
-            told = headers.get(HEADER)
-            earlier = told if isinstance(told, int) else self._seen.get(message_id, 0)
+            count = headers.get(HEADER)
+            earlier = count if isinstance(count, int) else self._seen.get(message_id, 0)
             number = max(2, earlier + 1)
         self._remember(message_id, number)
         return number

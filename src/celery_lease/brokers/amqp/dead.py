@@ -37,7 +37,7 @@ _DROPPED = ("expiration", "application_headers")
 _COUNTS = (DEAD, HEADER, "x-acquired-count")
 
 
-def copy(connection: Any, raw: Any, queue: str, told: Mapping[str, Any]) -> None:
+def copy(connection: Any, raw: Any, queue: str, facts: Mapping[str, Any]) -> None:
     """Publish a copy of a message to a dead-letter *queue*, which is declared if it is missing.
 
     Raises:
@@ -45,7 +45,7 @@ def copy(connection: Any, raw: Any, queue: str, told: Mapping[str, Any]) -> None
     """
     if _length(connection, queue) is None:
         connection.channel().queue_declare(queue, durable=True, auto_delete=False)
-    _publish(connection, raw, queue, {DEAD: dict(told)})
+    _publish(connection, raw, queue, {DEAD: dict(facts)})
 
 
 def room(raw: Any, frame_max: int) -> int:
@@ -133,7 +133,7 @@ def _publish(
     connection: Any,
     raw: Any,
     queue: str,
-    told: Mapping[str, Any],
+    added: Mapping[str, Any],
     dropped: Sequence[str] = _DROPPED,
 ) -> None:
     """Publish a copy of a message, and wait for RabbitMQ's confirmation.
@@ -144,7 +144,7 @@ def _publish(
     properties = {key: each for key, each in raw.properties.items() if key not in dropped}
     headers = raw.properties.get("application_headers") or {}
     kept = {key: each for key, each in headers.items() if key not in _COUNTS}
-    message = Message(raw.body, application_headers={**kept, **told}, **properties)
+    message = Message(raw.body, application_headers={**kept, **added}, **properties)
     channel = connection.channel()
     channel.basic_publish_confirm(
         message, exchange="", routing_key=queue, mandatory=True, timeout=PATIENCE
@@ -155,18 +155,18 @@ def _publish(
 def _letter(queue: str, raw: Any, name: bytes) -> DeadLetter | None:
     """Read a message; None if it is no dead letter of celery-lease."""
     headers = raw.properties.get("application_headers") or {}
-    told = headers.get(DEAD)
-    if not isinstance(told, dict):
+    facts = headers.get(DEAD)
+    if not isinstance(facts, dict):
         return None
-    body, about = raw.body, told.get("about") or {}
+    body, about = raw.body, facts.get("about") or {}
     return DeadLetter(
         task_id=str(headers.get("id") or about.get("id") or ""),
         task=str(headers.get("task") or about.get("task") or ""),
         queue=queue,
-        origin=told["queue"],
-        died_at=told["at"],
-        losses=told["losses"],
-        history=tuple(told.get("history") or ()),
+        origin=facts["queue"],
+        died_at=facts["at"],
+        losses=facts["losses"],
+        history=tuple(facts.get("history") or ()),
         headers={key: each for key, each in headers.items() if key != DEAD},
         body=body if isinstance(body, str) else body.decode(errors="replace"),
         text=name,

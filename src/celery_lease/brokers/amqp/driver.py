@@ -51,7 +51,7 @@ class AmqpDriver(Driver):
         fences=True,
         confirms=False,
         granularity=0.0,
-        tells_losses=False,
+        reports_losses=False,
         buries=True,
         drops=True,
         outlives=False,
@@ -135,7 +135,7 @@ class AmqpDriver(Driver):
 
     def claim(self, arrival: Arrival, terms: Terms, now: float) -> Claim:
         """Put a message that was received under a lease."""
-        arrival.limit.tell(terms.longest)
+        arrival.limit.log_if_short(terms.longest)
         token = self._tokens.next()
         seconds = min(terms.seconds, arrival.limit.seconds)
         tag = f"{self._name}.{token}.{arrival.number}"
@@ -266,10 +266,10 @@ class AmqpDriver(Driver):
             return Answer.LOST
         if held.is_dead_lettered:
             return self.drop([tag])[0]
-        told = {**self._told(tag, held), "about": dict(about or {})}
+        facts = {**self._facts(tag, held), "about": dict(about or {})}
         try:
             with self._dial() as connection:
-                dead.copy(connection, held.raw, queue, told)
+                dead.copy(connection, held.raw, queue, facts)
         except (AMQPError, OperationalError, OSError) as exc:
             logger.warning("message not copied to dead-letter queue %s: %s", queue, exc)
             return Answer.UNKNOWN
@@ -310,7 +310,7 @@ class AmqpDriver(Driver):
             answers[tag] = self.complete([tag])[0] if held.is_copied else Answer.UNKNOWN
         return answers
 
-    def _told(self, tag: str, held: Delivery) -> dict[str, Any]:
+    def _facts(self, tag: str, held: Delivery) -> dict[str, Any]:
         room = dead.room(held.raw, held.channel.connection.frame_max)
         return {
             "queue": held.queue,

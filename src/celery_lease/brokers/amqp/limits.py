@@ -36,7 +36,7 @@ MARGIN = 60.0
 _TIMED_OUT = re.compile(r"deliver\w* acknowledge?ment .*timed out")
 _VALUE = re.compile(r"[Tt]imeout value used: (\d+) ms")
 #: The server's timeout in seconds, once it has named it; written by the consuming thread.
-_told: list[float] = []
+_reported: list[float] = []
 
 
 def consumer_timeout(options: Mapping[str, Any], arguments: Iterable[Mapping[str, Any]]) -> float:
@@ -49,7 +49,7 @@ def consumer_timeout(options: Mapping[str, Any], arguments: Iterable[Mapping[str
     for each in arguments:
         if ARGUMENT in each:
             return float(each[ARGUMENT]) / 1000
-    return min(_told, default=float(options.get(OPTION, DEFAULT) or math.inf))
+    return min(_reported, default=float(options.get(OPTION, DEFAULT) or math.inf))
 
 
 def learn(text: str) -> bool:
@@ -60,8 +60,8 @@ def learn(text: str) -> bool:
     """
     if not _TIMED_OUT.search(text):
         return False
-    if told := _VALUE.search(text):
-        _told[:] = [int(told[1]) / 1000]
+    if value := _VALUE.search(text):
+        _reported[:] = [int(value[1]) / 1000]
     return True
 
 
@@ -94,13 +94,13 @@ class Limit:
         self.queue = queue
         self.timeout = timeout
         self.seconds = timeout if math.isinf(timeout) else timeout - min(MARGIN, timeout / 3)
-        self._told = False
+        self._logged = False
 
-    def tell(self, wanted: float) -> None:
+    def log_if_short(self, wanted: float) -> None:
         """Log, once a queue, that a lease may end before *wanted* seconds."""
-        if self._told or wanted <= self.seconds:
+        if self._logged or wanted <= self.seconds:
             return
-        self._told = True
+        self._logged = True
         logger.warning(
             "leases of queue %s end after %g s, although lease_max_duration is %g: RabbitMQ closes "
             "the channel of a consumer that keeps a message for %g s. Raise the server's "

@@ -165,10 +165,10 @@ class PgmqDriver(VirtualDriver):
         try:
             self._run(dead.make(target))
             statement = dead.burial(delivery.queue, target)
-            told = [tag, delivery.queue, json.dumps(dict(about or {}))]
-            ((there, left),) = self._run(statement, *row, *told, tag, *row)
+            values = [tag, delivery.queue, json.dumps(dict(about or {}))]
+            ((there, left),) = self._run(statement, *row, *values, tag, *row)
         except (psycopg.Error, OSError) as exc:
-            self._tell(exc)
+            self._log_silence(exc)
             return Answer.UNKNOWN
         return _answer(there, left)
 
@@ -185,18 +185,18 @@ class PgmqDriver(VirtualDriver):
         try:
             ((limit,),) = self._run(_STATEMENT_TIMEOUT)
         except (psycopg.Error, OSError) as exc:
-            self._tell(exc)
+            self._log_silence(exc)
             return 0
         return int(limit)
 
     def _note(self, delivery: Delivery, why: Mapping[str, object]) -> None:
         """Add the facts of a loss to a message; without an answer it goes back without them."""
-        told = {"reason": GIVEN_UP, "worker": self._worker, "token": delivery.token, **why}
+        facts = {"reason": GIVEN_UP, "worker": self._worker, "token": delivery.token, **why}
         row = [delivery.msg_id, delivery.read_ct, delivery.read_at]
         try:
-            self._run(dead.note(delivery.queue), *row, json.dumps(told), delivery.token)
+            self._run(dead.note(delivery.queue), *row, json.dumps(facts), delivery.token)
         except (psycopg.Error, OSError) as exc:
-            self._tell(exc)
+            self._log_silence(exc)
 
     def _run(self, statement: sql.SQL | sql.Composed, *values: object) -> list[tuple[Any, ...]]:
         return self._connections.run(statement, values, timeout=ANSWER_TIMEOUT)
@@ -228,9 +228,9 @@ class PgmqDriver(VirtualDriver):
         except psycopg.errors.UndefinedTable:
             return self._ask_one_by_one(act, queues, timeout)
         except (psycopg.Error, OSError) as exc:
-            self._tell(exc)
+            self._log_silence(exc)
             return {}
-        self._tell(None)
+        self._log_silence(None)
         there = {row[:3] for row in rows}
         done = {row[:3] for row in rows if row[3]}
         names = {
@@ -255,7 +255,7 @@ class PgmqDriver(VirtualDriver):
             answers |= self._ask_queues(act, {queue: asks}, ends - self._clock.now())
         return answers
 
-    def _tell(self, error: Exception | None) -> None:
+    def _log_silence(self, error: Exception | None) -> None:
         """Log that the database stopped answering, or answers again; each once."""
         if error is None and self._silent:
             self._silent = False

@@ -72,7 +72,7 @@ _FREE = """
     )"""
 _DONE = """
     done{n} AS ({act} RETURNING t.msg_id, t.read_ct)"""
-_TOLD = """
+_REPORT = """
     SELECT {n}, msg_id, read_ct, true FROM done{n}
     UNION ALL SELECT {n}, d.msg_id, d.read_ct, false FROM asked{n} d JOIN {table} t ON {theirs}"""
 _THEIRS = """
@@ -106,8 +106,10 @@ def statement(act: Act, queues: Sequence[str]) -> sql.Composed:
     """
     parts = [(number, table(queue)) for number, queue in enumerate(queues)]
     steps = [_format(text, act, *part) for part in parts for text in (_ASKED, _FREE, _DONE)]
-    told = [_format(_TOLD, act, *part) for part in parts]
-    return sql.SQL("WITH {} {}").format(sql.SQL(",").join(steps), sql.SQL(" UNION ALL ").join(told))
+    reports = [_format(_REPORT, act, *part) for part in parts]
+    return sql.SQL("WITH {} {}").format(
+        sql.SQL(",").join(steps), sql.SQL(" UNION ALL ").join(reports)
+    )
 
 
 def parameters(

@@ -68,7 +68,7 @@ class Arrivals:
         self._queue: str | None = None  # queue of the message that basic_get fetches
         self._looks = Looks(channel, driver)
         self._polling = Polling(self._looks, driver.keys.bell)
-        self._standing = Standing(channel, driver, self._looks, self._told)
+        self._standing = Standing(channel, driver, self._looks, self._on_change)
         self._polls_until = 0.0  # monotonic
         self._manner: Polling | Standing = self._standing  # of the request under way
         self._parse, self._read, self._get = (
@@ -176,7 +176,7 @@ class Arrivals:
         self._polls_until = now + AGAIN if not refused.for_good else float("inf")
         self._standing.leave()
 
-    def _told(self) -> None:
+    def _on_change(self) -> None:
         """Read the queues at once: the server has notified the watch connection of a change."""
         channel = self._channel
         if self.is_waiting:

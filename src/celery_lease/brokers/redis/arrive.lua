@@ -2,8 +2,8 @@
 --
 -- KEYS: unacked index, unacked, leases, claims, bell of those that poll, lists, and for each queue
 --       of a channel that waits its watcher and its bell
--- ARGV: tag, seconds, number of lists, id of the channel or nothing if it polls, what it says of
---       itself (letters: i it is idle, w it watches, t it takes over, r it renews), the number of
+-- ARGV: tag, seconds, number of lists, id of the channel or nothing if it polls, letters
+--       (i it is idle, w it watches, t it takes over, r it renews), the number of
 --       the queue whose bell it heard or 0, and the name of each list's queue
 -- Returns: the list and the message's text. If there is none, to a channel that polls nil or an
 --       error that begins with WRONGTYPE and names a key that is no list; to one that waits an
@@ -20,12 +20,12 @@
 -- message passes its place to the first in line: for PASSING ms nobody else may have it, so that
 -- messages go round. A bell that nobody took meanwhile shows that nobody stands in line.
 local WATCHING, PASSING, RINGING = 30000, 1000, 10  -- ms, ms, seconds
-local lists, me, says, heard = tonumber(ARGV[3]), ARGV[4], ARGV[5], tonumber(ARGV[6])
+local lists, me, letters, heard = tonumber(ARGV[3]), ARGV[4], ARGV[5], tonumber(ARGV[6])
 local queues = (#KEYS - 5 - lists) / 2
 local wrong, wrongs = '', 0
 
 local function is_so(letter)
-  return string.find(says, letter, 1, true) ~= nil
+  return string.find(letters, letter, 1, true) ~= nil
 end
 
 local function watcher(number)

@@ -112,7 +112,7 @@ def _permissions(case: Examined) -> Iterator[Finding]:
 
 
 def _waiting(case: Examined) -> Iterator[Finding]:
-    if found := permissions.untold(case.channel):
+    if found := permissions.lacking_for_notifications(case.channel):
         yield notice(
             "redis.waiting",
             f"idle workers are not notified of messages: {found[0]}",

@@ -41,7 +41,7 @@ class Looks:
         self._channel = channel
         self._driver = driver
         self._known = False  # the server has the script
-        self._told: set[str] = set()  # errors that were logged
+        self._logged: set[str] = set()  # errors that were logged
 
     def keys(self, queues: Sequence[str]) -> dict[str, str]:
         """Return the full names of the lists of *queues*, each with its queue, in their order."""
@@ -69,7 +69,7 @@ class Looks:
         except ResponseError as exc:
             if not str(exc).startswith(WRONG_KEY):
                 raise
-            self._tell_once(str(exc))
+            self._log_once(str(exc))
             return Seen()
         self._known = True
         if not reply:
@@ -78,10 +78,10 @@ class Looks:
             return Seen(popped=reply)
         numbers, wrong, error = bytes_to_str(reply[1]).split("\n", 2)
         if error:
-            self._tell_once(error)
+            self._log_once(error)
         return Seen(watched=tuple(map(int, numbers.split())), wrong=int(wrong))
 
-    def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+    def _log_once(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
             logger.error("queue skipped, the others go on: %s", text)

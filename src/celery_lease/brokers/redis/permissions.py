@@ -59,7 +59,7 @@ PLAIN: tuple[Command, ...] = (
     ("UNWATCH",),
 )
 #: Needed for notifications of messages; without them idle workers read their queues all the time.
-TOLD: tuple[Command, ...] = (
+FOR_NOTIFICATIONS: tuple[Command, ...] = (
     ("CLIENT", "ID"),
     ("CLIENT", "TRACKING", "ON"),
     ("CLIENT", "CACHING", "YES"),
@@ -154,13 +154,13 @@ def lacking(channel: Any, use: Use) -> tuple[str, str] | None:
     return missing(pool_like(channel), rights_at_broker(channel, use))
 
 
-def untold(channel: Any) -> tuple[str, str] | None:
+def lacking_for_notifications(channel: Any) -> tuple[str, str] | None:
     """Return the missing rights for notifications of messages, and the remedy."""
     key = Keys.of(channel).unacked
     rights = Rights(
         whose="the broker's user",
         user=_user(channel.pool),
-        commands=(*_selecting(channel.pool), *_on(key, "HSET"), *TOLD),
+        commands=(*_selecting(channel.pool), *_on(key, "HSET"), *FOR_NOTIFICATIONS),
         keys=(),
         channels=(NEWS,),
     )
@@ -220,7 +220,7 @@ def rights_at_broker(channel: Any, use: Use) -> Rights:
         commands=tuple(dict.fromkeys(commands)),
         keys=(f"{_literal(prefix)}*",) if prefix else _patterns(channel, use),
         channels=(*dict.fromkeys([*topics, *followed]), NEWS),
-        wanted=TOLD,
+        wanted=FOR_NOTIFICATIONS,
     )
 
 

@@ -10,7 +10,7 @@
 -- A lease that is extended in the same instant is either extended before this runs, and stays, or
 -- after, and is lost. What cannot be returned is out of the way for a minute.
 -- Records without a message, as a plain kombu sweep leaves them, are cleared on the way. A refusal
--- tells an asker who never heard of its claim that the claim is over.
+-- shows a worker that got no answer to its claim that the claim is over.
 redis.call('ZADD', KEYS[5], 'XX', now, '')  -- changes nothing; fails here, if at all
 local reaped, seen = {}, 0
 

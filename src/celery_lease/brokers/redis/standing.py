@@ -30,11 +30,11 @@ class Standing:
     """Asks for one channel. For the consuming thread."""
 
     def __init__(
-        self, channel: Any, driver: RedisDriver, looks: Looks, told: Callable[[], None]
+        self, channel: Any, driver: RedisDriver, looks: Looks, on_change: Callable[[], None]
     ) -> None:
         self._channel, self._driver, self._looks = channel, driver, looks
         self._name = uuid.uuid4().hex
-        self._on_change = told
+        self._on_change = on_change
         self._waiting = Waiting()
         self._watch: Watch | None = None
         self._step = Step.REST  # of the request under way
@@ -133,5 +133,5 @@ class Standing:
 
     def _changed(self) -> None:
         self._waiting.changed()
-        if self._waiting.told:
+        if self._waiting.notified:
             self._on_change()

@@ -5,8 +5,8 @@
 -- Returns: 1
 --
 -- The claim may have been made and may even have ended since; it may never be made, or may still
--- lie in a socket's buffer. In the last case it must not be made later: the refusal tells it so. It
--- also tells a second call, asked because the first was not answered, that nothing is left to do.
+-- lie in a socket's buffer. In the last case it must not be made later: the refusal prevents that. It
+-- also shows a second call, made because the first was not answered, that nothing is left to do.
 if redis.call('ZSCORE', KEYS[5], ARGV[1]) then
   return 1
 end

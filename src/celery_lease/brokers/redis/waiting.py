@@ -58,7 +58,7 @@ class Waiting:
 
     queues: tuple[str, ...] = ()  #: of the last look, in the order of its numbers
     watched: tuple[str, ...] = ()  #: queues that this channel watches
-    told: bool = True  #: there may be a message
+    notified: bool = True  #: there may be a message
     hears: bool = False  #: the server notifies of changes of the watched queues
     heard: str = ""  #: queue whose bell woke this channel
     takes_over: bool = True  #: from another watcher; a new channel does, as the watcher may be dead
@@ -70,7 +70,7 @@ class Waiting:
 
     def next(self, queues: Collection[str], now: float) -> Step:
         """Return the next step of a channel of *queues* without a request under way."""
-        if self.told or now >= self._looks_at or self._known != frozenset(queues):
+        if self.notified or now >= self._looks_at or self._known != frozenset(queues):
             return Step.LOOK
         if self.watched and not self.hears:
             return Step.WATCH
@@ -78,7 +78,7 @@ class Waiting:
 
     def stance(self, channel: str, queues: Sequence[str], now: float) -> Stance:
         """Begin a look: return the facts for it."""
-        self._idle = not self.told and self._known == frozenset(queues)
+        self._idle = not self.notified and self._known == frozenset(queues)
         letters = "w" if self.watched else ""
         if self._idle:
             letters += "i"
@@ -94,7 +94,7 @@ class Waiting:
         """Note that the look found a message; return whether the watcher had missed it."""
         self.takes_over = self.takes_over or self._idle  # at the first look that finds nothing
         self.watched, self.hears = (), False
-        self.told, self.heard = True, ""
+        self.notified, self.heard = True, ""
         return self._idle
 
     def found_nothing(self, numbers: Sequence[int], now: float, wrong: int = 0) -> None:
@@ -104,7 +104,7 @@ class Waiting:
             self._renewed_at = now
         self.hears = self.hears and self._idle and watched == self.watched
         self.watched, self.wrong = watched, wrong
-        self.told, self.heard, self.takes_over = False, "", False
+        self.notified, self.heard, self.takes_over = False, "", False
         self._looks_at = now + (WATCH if len(watched) == len(self.queues) else LINE)
 
     def begins_to_hear(self) -> None:
@@ -113,12 +113,12 @@ class Waiting:
 
     def hears_already(self, existing: int) -> None:
         """Note the reply: the number of lists that are not empty."""
-        self.told = self.told or existing > self.wrong
+        self.notified = self.notified or existing > self.wrong
 
     def rang(self, queue: str) -> None:
         """Note that the bell of *queue* woke the channel; if it is "", that none did in time."""
         if queue:
-            self.heard, self.told = queue, True
+            self.heard, self.notified = queue, True
         else:
             self._looks_at = 0.0
 
@@ -127,7 +127,7 @@ class Waiting:
 
         A channel that watches nothing any more ignores it: it is for the present watcher.
         """
-        self.hears, self.told = False, self.told or bool(self.watched)
+        self.hears, self.notified = False, self.notified or bool(self.watched)
 
     def leave(self, queues: Collection[str] = ()) -> tuple[str, ...]:
         """Give up the roles for all but *queues*; return the queues whose bell is to be rung."""
@@ -137,5 +137,5 @@ class Waiting:
             self.heard = ""
         if left:
             self.watched = tuple(each for each in self.watched if each in queues)
-            self.hears, self.told = False, True
+            self.hears, self.notified = False, True
         return left

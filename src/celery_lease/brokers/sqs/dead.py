@@ -54,7 +54,7 @@ def copy(client: Any, receipt: Receipt, queue: str, known: Mapping[str, Any], at
     """
     raw = receipt.raw
     attributes = raw.get("Attributes") or {}
-    told = {
+    facts = {
         "queue": receipt.queue,
         "url": receipt.url,
         "group": attributes.get("MessageGroupId"),
@@ -64,8 +64,8 @@ def copy(client: Any, receipt: Receipt, queue: str, known: Mapping[str, Any], at
     }
     target = _name(queue)
     url = _made(client, target)
-    attribute = {"DataType": "String", "StringValue": json.dumps(told)}
-    _send(client, url, raw, {**(raw.get("MessageAttributes") or {}), DEAD: attribute}, told)
+    attribute = {"DataType": "String", "StringValue": json.dumps(facts)}
+    _send(client, url, raw, {**(raw.get("MessageAttributes") or {}), DEAD: attribute}, facts)
 
 
 def room(receipt: Receipt) -> int:
@@ -98,8 +98,8 @@ class SqsDeadLetters:
         if raw["ReceiptHandle"] not in self._hidden:
             return False
         attributes = dict(raw["MessageAttributes"])
-        told = json.loads(attributes.pop(DEAD)["StringValue"])
-        _send(self._client(told["queue"]), told["url"], raw, attributes, told)
+        facts = json.loads(attributes.pop(DEAD)["StringValue"])
+        _send(self._client(facts["queue"]), facts["url"], raw, attributes, facts)
         return self._delete(raw["ReceiptHandle"])
 
     def purge(self, letter: DeadLetter) -> bool:
@@ -189,11 +189,11 @@ def _send(
     url: str,
     raw: Mapping[str, Any],
     attributes: Mapping[str, Any],
-    told: Mapping[str, Any],
+    facts: Mapping[str, Any],
 ) -> None:
     ordered: dict[str, str] = {}
     if url.endswith(".fifo"):
-        group = told.get("group") or "default"
+        group = facts.get("group") or "default"
         ordered = {"MessageGroupId": group, "MessageDeduplicationId": str(uuid.uuid4())}
     client.send_message(
         QueueUrl=url, MessageBody=raw["Body"], MessageAttributes=dict(attributes), **ordered
@@ -203,18 +203,18 @@ def _send(
 def _letter(queue: str, raw: Mapping[str, Any]) -> DeadLetter | None:
     """Parse a message; None if it is no dead letter of celery-lease."""
     try:
-        told = json.loads(raw["MessageAttributes"][DEAD]["StringValue"])
+        facts = json.loads(raw["MessageAttributes"][DEAD]["StringValue"])
         payload = _payload(raw["Body"])
-        headers, about = payload.get("headers") or {}, told.get("about") or {}
+        headers, about = payload.get("headers") or {}, facts.get("about") or {}
         return DeadLetter(
             task_id=str(headers.get("id") or about.get("id") or ""),
             task=str(headers.get("task") or about.get("task") or ""),
             queue=queue,
-            origin=told["queue"],
-            key=told["url"],
-            died_at=told["at"],
-            losses=told["losses"],
-            history=tuple(told.get("history") or ()),
+            origin=facts["queue"],
+            key=facts["url"],
+            died_at=facts["at"],
+            losses=facts["losses"],
+            history=tuple(facts.get("history") or ()),
             headers=headers,
             body=body_of(payload),
             text=json.dumps(

@@ -33,10 +33,10 @@ def clock(case: Examined) -> Offset | None:
     for name in case.queues[:1]:
         asked = SystemClock().wall().timestamp()
         answer = _attributes(case, name)
-        told = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-        if told:
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        if date:
             answered = SystemClock().wall().timestamp()
-            seconds = parsedate_to_datetime(told).astimezone(UTC).timestamp()
+            seconds = parsedate_to_datetime(date).astimezone(UTC).timestamp()
             offset = Offset.of(seconds, asked, answered)
             return Offset(offset.low, offset.high + 1)
     return None

@@ -79,7 +79,12 @@ class SqsDriver(VirtualDriver):
     """Leases on the queues of one connection. Thread-safe; not for use across a fork."""
 
     capabilities = Capabilities(
-        extends=True, fences=False, confirms=False, granularity=1.0, tells_losses=False, buries=True
+        extends=True,
+        fences=False,
+        confirms=False,
+        granularity=1.0,
+        reports_losses=False,
+        buries=True,
     )
     channel_class = Leasing
     label = "SQS"
@@ -235,14 +240,14 @@ class SqsDriver(VirtualDriver):
         if tag not in self._copied:
             try:
                 client = self.clients.client(receipt.queue, ANSWER_TIMEOUT)
-                told = {
+                facts = {
                     "losses": self._losses.of(tag),
                     "about": dict(about or {}),
                     "history": self._losses.history(tag, dead.room(receipt)),
                 }
-                dead.copy(client, receipt, queue, told, self._clock.wall())
+                dead.copy(client, receipt, queue, facts, self._clock.wall())
             except (BotoCoreError, ClientError) as exc:
-                self._tell(receipt.queue, exc)
+                self._log_silence(receipt.queue, exc)
                 return Answer.UNKNOWN
             self._copied.add(tag)
         (answer,) = self.complete([tag])
@@ -304,9 +309,9 @@ class SqsDriver(VirtualDriver):
             )
         except (BotoCoreError, ClientError) as exc:
             maybe_done = not isinstance(exc, _NOT_DONE)
-            self._tell(receipt.queue, exc)
+            self._log_silence(receipt.queue, exc)
         else:
-            self._tell(receipt.queue, None)
+            self._log_silence(receipt.queue, None)
         if failures := failures_of(response):
             logger.info("%s on queue %s: %s", operation, receipt.queue, failures)
         if maybe_done:
@@ -316,7 +321,7 @@ class SqsDriver(VirtualDriver):
             for number, answer in answers_of(response, numbered).items()
         }
 
-    def _tell(self, queue: str, error: Exception | None) -> None:
+    def _log_silence(self, queue: str, error: Exception | None) -> None:
         """Log that calls for a queue stopped being answered, or are answered again; each once."""
         if error is None:
             if self._silent.pop(queue, None) is not None:

@@ -46,7 +46,7 @@ class Queues:
         before, queue = self._known.get(url), self._read(name, url)
         self._known[url] = queue
         if before != queue:
-            _tell(name, queue)
+            _log_limits(name, queue)
         return queue
 
     def get(self, url: str) -> Queue:
@@ -77,7 +77,7 @@ def _queue(attributes: dict[str, Any]) -> Queue:
     )
 
 
-def _tell(name: str, queue: Queue) -> None:
+def _log_limits(name: str, queue: Queue) -> None:
     if queue.most_receives is not None:
         logger.info(
             "queue %s has a dead-letter queue at SQS, after %s: that one decides, not "
