@@ -17,7 +17,9 @@ from celery_lease.view.collector import FORGET
 
 def row(**facts: Any) -> LeaseRow:
     """Return a lease as it is shown."""
-    return LeaseRow.told(str(facts.get("hostname")), str(facts.get("hostname")), said(**facts))
+    return LeaseRow.from_reply(
+        str(facts.get("hostname")), str(facts.get("hostname")), said(**facts)
+    )
 
 
 def said(**facts: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_lease.cli.results import Result
-from celery_lease.cli.story import Facts, tell
+from celery_lease.cli.story import Facts, story_of
 from celery_lease.core.dead import DeadLetter
 from celery_lease.core.keys import KeyUse, KeyUser, Parked
 from celery_lease.core.records import Recorded, Waiting
@@ -49,7 +49,7 @@ def row(**facts: Any) -> LeaseRow:
         "mode": "heartbeat",
         **facts,
     }
-    return LeaseRow.told("w1@h", "w1@h", told)
+    return LeaseRow.from_reply("w1@h", "w1@h", told)
 
 
 def recorded(**facts: Any) -> LeaseRow:
@@ -107,7 +107,7 @@ def story(**facts: Any) -> str:
         "result": Result(state="PENDING"),
         "dead_letter_queue": "{queue}.dead",
     }
-    return "\n".join(tell(Facts(task_id="x", **{**redis, **facts}), NOW))
+    return "\n".join(story_of(Facts(task_id="x", **{**redis, **facts}), NOW))
 
 
 def test_a_running_task_is_told_with_its_past_and_its_future() -> None:
@@ -254,13 +254,15 @@ def test_a_checkpoint_is_told_with_its_age_and_loops() -> None:
     """Where it cannot be read, that is told, and the rest of the story with it."""
     saved = "2030-01-01T00:01:20+00:00"
     kept = Saved("proj.work", 77, saved, 214, ("rows",), {"secret": 1})
-    said = "\n".join(tell(Facts(task_id="x", replied=1, held=[row()], checkpoint=kept), NOW))
+    said = "\n".join(story_of(Facts(task_id="x", replied=1, held=[row()], checkpoint=kept), NOW))
     assert f"Its checkpoint was saved at {saved} by the run with token 77: 214 bytes" in said
     assert "with the place of 1 loop." in said
     assert "secret" not in said
     plain = Saved("proj.work", 77, saved, 1, (), None)
-    said = "\n".join(tell(Facts(task_id="x", replied=1, checkpoint=plain), NOW))
+    said = "\n".join(story_of(Facts(task_id="x", replied=1, checkpoint=plain), NOW))
     assert "77: 1 byte." in said
-    said = "\n".join(tell(Facts(task_id="x", replied=1, held=[row()], unread="OSError: no"), NOW))
+    said = "\n".join(
+        story_of(Facts(task_id="x", replied=1, held=[row()], unread="OSError: no"), NOW)
+    )
     assert "Its checkpoint could not be read: OSError: no" in said
     assert "proj.work[x] runs" in said

@@ -52,7 +52,7 @@ def test_nothing_that_a_task_says_is_markup() -> None:
         worker=HOSTILE,
         progress=Progress(done=1, total=2, note=HOSTILE),
     )
-    watch = Still([row], untold=HOSTILE, silent=(HOSTILE,))
+    watch = Still([row], unavailable=HOSTILE, silent=(HOSTILE,))
     watch.history.take(watch.latest.view, (), watch.latest.wall)
     browser = client(watch)
     for path in ("/", "/timeline", f"/?q={HOSTILE[:9]}", "/?" + "task=%3Cscript%3E"):
@@ -167,7 +167,7 @@ def test_a_broker_that_is_away_is_named_above_what_was_seen_last() -> None:
 
 def test_what_a_broker_does_not_tell_is_said() -> None:
     """In the sentence of the commands."""
-    assert "RabbitMQ does not tell" in page(Still(untold="RabbitMQ does not tell this"))
+    assert "RabbitMQ does not tell" in page(Still(unavailable="RabbitMQ does not tell this"))
 
 
 def test_ten_thousand_leases_take_less_than_200_ms() -> None:

@@ -326,7 +326,9 @@ def test_a_button_that_cannot_work_is_absent(monkeypatch: pytest.MonkeyPatch) ->
     """On pgmq no worker can be told anything."""
     facts = facts_of_task(askable=False, broker="pgmq", records=True)
     monkeypatch.setattr("celery_lease.web.pages.facts_of", lambda *_: facts)
-    watch = Still([lease(state="held")], askable=False, untold="workers on pgmq cannot be asked")
+    watch = Still(
+        [lease(state="held")], askable=False, unavailable="workers on pgmq cannot be asked"
+    )
     assert "Cancel…" not in page(watch, "/task?id=id-00000")
     assert "workers on pgmq cannot be asked" in page(watch)
     assert len(cells(page(watch))) == 1

@@ -34,7 +34,9 @@ class Still(PageWatch):
     def show(self, rows: Iterable[LeaseRow] = (), **facts: Any) -> None:
         """Have these leases be the latest look."""
         known = {"workers": ("w1@here",), "recorded": True}
-        known |= {name: facts.pop(name) for name in (*known, "silent", "untold") if name in facts}
+        known |= {
+            name: facts.pop(name) for name in (*known, "silent", "unavailable") if name in facts
+        }
         self.latest = Look(
             number=self.latest.number + 1,
             view=View(rows=list(rows), **known),

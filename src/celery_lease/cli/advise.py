@@ -15,7 +15,7 @@ from celery_lease.cli.workers import (
     EX_UNAVAILABLE,
     TIMEOUT,
     asker,
-    tell_silent,
+    report_silent,
     warn_of_namesakes,
 )
 from celery_lease.core.pace import Pace
@@ -117,7 +117,7 @@ def advise(
         ask = asker(app, connection)
         replies = ask("lease_about", destination, timeout, {"pace": True})
     warn_of_namesakes(ask.duplicates)
-    silent = tell_silent(destination, replies, timeout)
+    silent = report_silent(destination, replies, timeout)
     paces = merged(replies)
     prefix = Spelling(str(app.conf.prefix or ""), frozenset())
     if form == "json":
@@ -133,8 +133,8 @@ def merged(replies: Mapping[str, Any]) -> dict[str, Pace]:
     """Return the paces of all workers together, by task."""
     found: dict[str, Pace] = {}
     for _, reply in sorted(replies.items()):
-        for name, told in reply.get("paces", {}).items():
-            found.setdefault(name, Pace()).add(Pace.from_dict(told))
+        for name, data in reply.get("paces", {}).items():
+            found.setdefault(name, Pace()).add(Pace.from_dict(data))
     return dict(sorted(found.items()))
 
 
@@ -186,14 +186,14 @@ def _proposal(advice: Advice) -> str:
 
 def _evidence(pace: Pace) -> str:
     gaps = pace.gaps.total()
-    told = f"{counted(pace.runs, 'run')}, the longest {span(pace.longest_run)}"
+    text = f"{counted(pace.runs, 'run')}, the longest {span(pace.longest_run)}"
     if gaps:
-        told += f"; {counted(gaps, 'gap')} between beats, half of them up to "
-        told += f"{span(pace.quantile(0.5))}, 99 % up to {span(pace.quantile(0.99))}, the longest "
-        told += span(pace.longest_gap)
+        text += f"; {counted(gaps, 'gap')} between beats, half of them up to "
+        text += f"{span(pace.quantile(0.5))}, 99 % up to {span(pace.quantile(0.99))}, the longest "
+        text += span(pace.longest_gap)
     if pace.late:
-        told += f"; {counted(pace.late, 'run')} with a gap longer than the lease"
-    return told + (f"; {counted(pace.lost, 'run')} lost" if pace.lost else "")
+        text += f"; {counted(pace.late, 'run')} with a gap longer than the lease"
+    return text + (f"; {counted(pace.lost, 'run')} lost" if pace.lost else "")
 
 
 def in_python(paces: Mapping[str, Pace], outage: float, spelling: Spelling) -> Iterator[str]:

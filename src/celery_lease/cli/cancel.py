@@ -16,7 +16,7 @@ from celery_lease.cli.workers import (
     TIMEOUT,
     asker,
     best_answers,
-    tell_silent,
+    report_silent,
     warn_of_namesakes,
 )
 from celery_lease.core.clock import SystemClock
@@ -73,20 +73,22 @@ def cancel(ctx: click.Context, tasks: tuple[str, ...], wait: float, timeout: flo
         ask = asker(app, connection)
         ids = expanded_by_leases(ids, Sources(ask=ask, records=None), timeout)
         replies = ask("lease_cancel", [], timeout, {"task_id": ids})
-        if tell_silent([], replies, timeout):
+        if report_silent([], replies, timeout):
             ctx.exit(EX_UNAVAILABLE)
         warn_of_namesakes(ask.duplicates)
         found = best_answers(replies, RANKS)
-        done = [_tell(app, task_id, found.get(task_id), len(replies)) for task_id in ids]
-        told = {task_id: name for task_id, (name, what) in found.items() if what["state"] == "told"}
-        left = _wait(ask, told, wait) if wait else {}
+        done = [_report(app, task_id, found.get(task_id), len(replies)) for task_id in ids]
+        flagged = {
+            task_id: name for task_id, (name, what) in found.items() if what["state"] == "told"
+        }
+        left = _wait(ask, flagged, wait) if wait else {}
     for task_id, name in left.items():
         click.echo(f"{task_id}: still on {name} after {wait:g} s", err=True)
     if left or not all(done):
         ctx.exit(1)
 
 
-def _tell(
+def _report(
     app: Celery, task_id: str, found: tuple[str, Mapping[str, Any]] | None, workers: int
 ) -> bool:
     """Print the result for one task; return whether the cancellation works."""
@@ -138,10 +140,10 @@ def _caution(task_id: str, what: Mapping[str, Any]) -> str:
     return f"; the last was {span(silence)} ago"
 
 
-def _wait(ask: Ask, told: dict[str, str], wait: float) -> dict[str, str]:
+def _wait(ask: Ask, flagged: dict[str, str], wait: float) -> dict[str, str]:
     """Wait until the tasks have ended, or the time is over; return the rest with their workers."""
     clock, rest = SystemClock(), threading.Event()
-    ends, left = clock.now() + wait, dict(told)
+    ends, left = clock.now() + wait, dict(flagged)
     while left and (now := clock.now()) < ends:
         names = sorted({node_of(name) for name in left.values()})
         replies = ask("leases", names, max(0.1, ends - now), {"task_id": list(left)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from celery_lease.cli.broker import reached
-from celery_lease.cli.workers import DESTINATION, TIMEOUT, asker, tell_silent, warn_of_namesakes
+from celery_lease.cli.workers import DESTINATION, TIMEOUT, asker, report_silent, warn_of_namesakes
 
 
 @click.command()
@@ -28,6 +28,6 @@ def drain(ctx: click.Context, resume: bool, destination: list[str], timeout: flo
     warn_of_namesakes(ask.duplicates)
     for name, reply in sorted(replies.items()):
         click.echo(f"{name}: {reply.get('ok') or reply.get('error')}")
-    silent = tell_silent(destination, replies, timeout)
+    silent = report_silent(destination, replies, timeout)
     if silent or any("error" in reply for reply in replies.values()):
         ctx.exit(1)

@@ -68,7 +68,7 @@ def text(timeline: Timeline, width: int, *, plain: bool = False) -> Iterator[str
             waits, runs, ends = _columns(bar, first, last, columns)
             drawn = marks[0] * (runs - waits) + marks[1] * (ends - runs)
             line = click.style(f"{drawn:<{columns - waits}}", fg=COLOURS[bar.end][0])
-            yield f"  {bar.worker:<{nodes}} {' ' * waits}{line} {_told(bar)}"
+            yield f"  {bar.worker:<{nodes}} {' ' * waits}{line} {_label(bar)}"
     if left:
         yield f"and {left} more"
 
@@ -143,14 +143,14 @@ def _columns(bar: Bar, first: float, last: float, columns: int) -> tuple[int, in
     return begins, runs, max(ends, begins + 1)
 
 
-def _told(bar: Bar) -> str:
+def _label(bar: Bar) -> str:
     token = "" if bar.token is None else f", token {bar.token}"
     return f"{bar.end}{token}{': ' if bar.why else ''}{bar.why}"
 
 
 def _brief(bar: Bar) -> str:
-    told = _told(bar)
-    return told if len(told) <= LONGEST_WORDS else f"{told[: LONGEST_WORDS - 1]}…"
+    label = _label(bar)
+    return label if len(label) <= LONGEST_WORDS else f"{label[: LONGEST_WORDS - 1]}…"
 
 
 def _grid(sheet: _Sheet) -> Iterator[str]:
@@ -193,8 +193,8 @@ def _row(bar: Bar, y: int, sheet: _Sheet) -> Iterator[str]:
                 f'<rect class="{part}" x="{x:.1f}" y="{y - 11}" width="{max(end - x, 1):.1f}" '
                 f'height="14" rx="2" fill="{colour}"/>'
             )
-    told = f'x="{sheet.left + BAND + 12:.1f}" y="{y}"'
-    yield f'<text class="soft" {told}>{escape(_brief(bar))}</text>'
+    place = f'x="{sheet.left + BAND + 12:.1f}" y="{y}"'
+    yield f'<text class="soft" {place}>{escape(_brief(bar))}</text>'
 
 
 def _legend(ends: set[str], y: float) -> Iterator[str]:

@@ -15,7 +15,7 @@ from celery_lease.cli.exclusive import waits_for
 from celery_lease.cli.ids import WHOLE, expanded_by_leases
 from celery_lease.cli.results import result_of
 from celery_lease.cli.sources import optional_sources, reap_within
-from celery_lease.cli.story import Facts, tell
+from celery_lease.cli.story import Facts, story_of
 from celery_lease.cli.workers import TIMEOUT, warn_of_namesakes
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.secrets import masked
@@ -64,7 +64,7 @@ def explain(
     if as_json:
         click.echo(json.dumps(document(facts, now), indent=2, ensure_ascii=False))
     else:
-        click.echo("\n".join(tell(facts, now)))
+        click.echo("\n".join(story_of(facts, now)))
     if not facts.is_known:
         ctx.exit(1)
 
@@ -91,12 +91,12 @@ def facts_of(
         leases: The result of :func:`leases_of`.
         queues: Further queues to search.
     """
-    told = _of_app(app) | leases
+    known = _of_app(app) | leases
     with reached(app.connection_for_read()) as connection:
-        told |= _from_broker(app, connection, task_id, queues, told)
-    told["result"] = result_of(app, task_id)
-    told |= _checkpoint(app, task_id)
-    return Facts(task_id=task_id, **(told | _in_force(app, told)))
+        known |= _from_broker(app, connection, task_id, queues, known)
+    known["result"] = result_of(app, task_id)
+    known |= _checkpoint(app, task_id)
+    return Facts(task_id=task_id, **(known | _in_force(app, known)))
 
 
 def document(facts: Facts, now: float) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def document(facts: Facts, now: float) -> dict[str, Any]:
     return {
         "task_id": facts.task_id,
         "known": facts.is_known,
-        "told": list(tell(facts, now)),
+        "told": list(story_of(facts, now)),
         "leases": [asdict(row) for row in (*facts.held, *facts.recorded)],
         "losses": [loss_facts(each) for each in facts.losses],
         "waiting": facts.waiting and asdict(facts.waiting),
@@ -131,12 +131,12 @@ def _of_app(app: Celery) -> dict[str, Any]:
     }
 
 
-def _in_force(app: Celery, told: dict[str, Any]) -> dict[str, Any]:
+def _in_force(app: Celery, known: dict[str, Any]) -> dict[str, Any]:
     """Return the task's own limit of deliveries, if no worker reported it."""
     from celery_lease.worker.policies import Policies  # noqa: PLC0415  (every command imports this)
 
-    names = [row.task for row in told["recorded"]]
-    names += [told["waiting"].task] if told.get("waiting") else []
+    names = [row.task for row in known["recorded"]]
+    names += [known["waiting"].task] if known.get("waiting") else []
     policy = Policies(app, settings.load(app.conf))(names[0], {}) if names else None
     return {"max_deliveries": policy.max_deliveries} if policy else {}
 
@@ -161,7 +161,7 @@ def eta_of(found: Sources, held: Sequence[LeaseRow], timeout: float) -> str | No
 
 
 def _from_broker(
-    app: Celery, connection: Any, task_id: str, queues: Sequence[str], told: dict[str, Any]
+    app: Celery, connection: Any, task_id: str, queues: Sequence[str], known: dict[str, Any]
 ) -> dict[str, Any]:
     transport = str(connection.transport.driver_type)
     if transport not in brokers.drivers():
@@ -177,7 +177,7 @@ def _from_broker(
         if able.keys:
             more["parked"] = waits_for(driver, task_id)
         if able.records:
-            tags = [row.tag for row in (*told["held"], *told["recorded"])]
+            tags = [row.tag for row in (*known["held"], *known["recorded"])]
             names = [*dict.fromkeys([*app.amqp.queues, *queues])]
             more |= _on_record(driver, task_id, names, tags)
         return more

@@ -49,13 +49,13 @@ def optional_sources(app: Celery) -> Iterator[Sources]:
         able = (driver or Driver).capabilities
         records = driver.records() if driver and able.records else None
         name = called(read.transport.driver_type)
-        untold = "" if records else f"{name} keeps no record of leases"
+        unavailable = "" if records else f"{name} keeps no record of leases"
         yield Sources(
             ask=ask,
             records=records,
             reap_within=reap_within(app) if able.reaps else 0.0,
             known=lambda: {} if ask is None else ask.known,
-            untold=(driver or Driver).unrecorded or untold,
+            unavailable=(driver or Driver).unrecorded or unavailable,
             parked=driver.parked if driver and able.keys else dict,
         )
 

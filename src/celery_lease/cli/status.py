@@ -16,7 +16,7 @@ from celery_lease.cli.workers import (
     DESTINATION,
     EX_UNAVAILABLE,
     TIMEOUT,
-    tell_silent,
+    report_silent,
     warn_of_namesakes,
 )
 from celery_lease.core.clock import SystemClock
@@ -48,15 +48,15 @@ def status(
     with sources(ctx.obj.app) as found:
         replies = collector.collect(found, clock.now, names=destination, timeout=timeout)
         parked = found.parked()
-    silent = found.ask is not None and tell_silent(destination, replies, timeout)
+    silent = found.ask is not None and report_silent(destination, replies, timeout)
     view = collector.view(clock.now())
     warn_of_namesakes(view.duplicates)
-    if view.untold:
-        click.echo(view.untold, err=True)
+    if view.unavailable:
+        click.echo(view.unavailable, err=True)
     leases = sorted(view.rows, key=rows.SORTS[sort])
     if as_json:
-        told = {**document(view, leases), "parked": dict(parked)}
-        click.echo(json.dumps(told, indent=2, ensure_ascii=False))
+        facts = {**document(view, leases), "parked": dict(parked)}
+        click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
         _show(view, leases)
         if parked:

@@ -61,7 +61,7 @@ class Facts:
         return any(found) or (self.result is not None and self.result.state != "PENDING")
 
 
-def tell(facts: Facts, now: float) -> Iterator[str]:
+def story_of(facts: Facts, now: float) -> Iterator[str]:
     """Yield the story of a task, line by line; *now* is seconds since 1970."""
     yield from _earlier(facts)
     if facts.held:
@@ -219,8 +219,8 @@ def _recorded(facts: Facts, lease: LeaseRow, now: float) -> Iterator[str]:
             f"then {_back(facts, lease)}."
         )
     # The record was made when the lease began: a message in a backoff was lost once since.
-    told = _losses_left(facts, lease.queue, lease.max_deliveries, lease.losses + 1)
-    yield f"After that, {told}."
+    rest = _losses_left(facts, lease.queue, lease.max_deliveries, lease.losses + 1)
+    yield f"After that, {rest}."
 
 
 def _holder(facts: Facts, lease: LeaseRow) -> str:
@@ -284,7 +284,7 @@ def _result(facts: Facts) -> Iterator[str]:
         yield f"Its state in the result backend is {kept.state}."
     if not facts.is_known:
         yield f"Nobody knows {facts.task_id}: not {_asked(facts)}. {_guess(facts)}"
-    yield from _untold(facts)
+    yield from _unavailable(facts)
 
 
 def _over(kept: Result) -> str:
@@ -317,7 +317,7 @@ def _guess(facts: Facts) -> str:
     return guess[0].upper() + guess[1:]
 
 
-def _untold(facts: Facts) -> Iterator[str]:
+def _unavailable(facts: Facts) -> Iterator[str]:
     """Yield sentences about sources that could not be asked, for a task that may not be over."""
     if facts.result and is_final(facts.result.state):
         return

@@ -20,7 +20,7 @@ import click
 from celery_lease.cli import rows
 from celery_lease.cli.keys import pressed
 from celery_lease.cli.watch import Watch
-from celery_lease.cli.workers import DESTINATION, EX_UNAVAILABLE, tell_silent, warn_of_namesakes
+from celery_lease.cli.workers import DESTINATION, EX_UNAVAILABLE, report_silent, warn_of_namesakes
 from celery_lease.core.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def top(  # noqa: PLR0917  (click passes them by name)
     watch = Screen(ctx.obj.app, destination, interval)
     replies, askable = watch.ask_once()
     if once:
-        silent = askable and tell_silent(destination, replies, interval)
+        silent = askable and report_silent(destination, replies, interval)
         warn_of_namesakes(watch.look().duplicates)
         _print(watch, sort, lines)
         if silent:
@@ -148,7 +148,7 @@ def _print(watch: Screen, sort: str, lines: int | None) -> None:
 
 
 def _headline(watch: Screen, view: View) -> str:
-    parts = [view.headline(), watch.trouble(), view.untold]
+    parts = [view.headline(), watch.trouble(), view.unavailable]
     return "; ".join(filter(None, parts))
 
 

@@ -20,7 +20,7 @@ from celery_lease.cli.broker import reached
 from celery_lease.cli.ids import expanded_by_leases
 from celery_lease.cli.sources import sources
 from celery_lease.cli.timeline import Timeline
-from celery_lease.cli.workers import EX_UNAVAILABLE, CannotAsk, tell_silent, warn_of_namesakes
+from celery_lease.cli.workers import EX_UNAVAILABLE, CannotAsk, report_silent, warn_of_namesakes
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.words import counted
 from celery_lease.view import Collector
@@ -91,7 +91,7 @@ def _record(app: Celery, found: Sources, timeline: Timeline, seconds: float) -> 
             # Now that events are received: leases that end from here on have an event.
             _begin_with_what_is_held(found, timeline, clock)
             click.echo(f"recording, {counted(len(workers.names), 'worker')} replied", err=True)
-            with _until_told(end):
+            with _until_signalled(end):
                 ends = clock.now() + seconds
                 while clock.now() < ends and not timeline.is_over and not end.is_set():
                     workers.add(drain())
@@ -119,7 +119,7 @@ def _begun(ask: Ask) -> Listeners:
         SystemExit: None of them replied; stderr has the reason.
     """
     workers = Listeners(ask)
-    if tell_silent((), workers.begin(), REPLY):
+    if report_silent((), workers.begin(), REPLY):
         raise SystemExit(EX_UNAVAILABLE)
     return workers
 
@@ -179,7 +179,7 @@ def listening(
 
 
 @contextmanager
-def _until_told(end: threading.Event) -> Iterator[None]:
+def _until_signalled(end: threading.Event) -> Iterator[None]:
     """Make Ctrl-C and SIGTERM end the recording, not the command."""
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     for each in before:

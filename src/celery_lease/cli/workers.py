@@ -101,7 +101,7 @@ def replies_about(
         ask = asker(app, connection)
         ids = expanded_by_leases(tasks, Sources(ask=ask, records=None), timeout)
         replies = ask(command, [], timeout, arguments(ids))
-    if tell_silent([], replies, timeout):
+    if report_silent([], replies, timeout):
         ctx.exit(EX_UNAVAILABLE)
     warn_of_namesakes(ask.duplicates)
     return ids, replies
@@ -125,7 +125,7 @@ def best_answers(replies: Mapping[str, Any], ranks: Sequence[str]) -> Found:
     return found
 
 
-def tell_silent(names: Sequence[str], replies: Iterable[str], timeout: float) -> bool:
+def report_silent(names: Sequence[str], replies: Iterable[str], timeout: float) -> bool:
     """Report on stderr the workers that did not answer; return whether there are any."""
     replied = {node_of(label) for label in replies}
     silent = [name for name in names if name not in replied]

@@ -161,13 +161,13 @@ def _overlay(base: Resolved, options: Mapping[str, object], scope: str, origin: 
     merged = {**base.explicit, **placed}
     if faults := [*_name_faults(options, scope), *faults_of(merged)]:
         # Name the source of a fault's value if it is not the one that gets the error.
-        told = (
+        shown = (
             fault
             if fault.name in options
             else replace(fault, hint=f"{fault.hint} ({fault.name} is set by {_OWNERS[scope]})")
             for fault in faults
         )
-        raise LeaseConfigError(tuple(told), origin)
+        raise LeaseConfigError(tuple(shown), origin)
     values = values_of(merged)
     return Resolved(enabled=values["enabled"], policy=values["policy"], explicit=merged)
 

@@ -152,11 +152,11 @@ class RecordedContext(ToolContext):
 
     def lose(self, *, after: int = 0) -> None:
         """Give the message to another holder: now, or once *after* more beats have counted."""
-        self._when(after, lambda: self._tell(FLAGS_ENDED))
+        self._when(after, lambda: self._flag(FLAGS_ENDED))
 
     def cancel(self, *, after: int = 0) -> None:
         """Cancel the task: now, or once *after* more beats have counted."""
-        self._when(after, lambda: self._tell(FLAG_CANCELLED))
+        self._when(after, lambda: self._flag(FLAG_CANCELLED))
 
     def shut_down(self, *, after: int = 0) -> None:
         """Ask the worker to stop: now, or once *after* more beats have counted.
@@ -215,7 +215,7 @@ class RecordedContext(ToolContext):
         """Do the work of a worker's keeper for this lease."""
         now, policy = self.clock.now(), self.policy
         if now - self._began >= policy.max_duration:
-            self._tell(CONSEQUENCES[LossReason.MAX_DURATION].flags)
+            self._flag(CONSEQUENCES[LossReason.MAX_DURATION].flags)
         if self._asked_to_stop is not None:
             self._press(now - self._asked_to_stop)
         if policy.mode is Mode.HEARTBEAT and self.is_lost:
@@ -230,14 +230,14 @@ class RecordedContext(ToolContext):
 
     def _press(self, waited: float) -> None:
         if self.policy.interruptible or waited >= self.policy.shutdown_timeout:
-            self._tell(FLAG_SHUTDOWN)
+            self._flag(FLAG_SHUTDOWN)
 
     def _ask_to_stop(self) -> None:
         self._board.announce_shutdown()
         self._asked_to_stop = self.clock.now()
         self._keep()
 
-    def _tell(self, flags: int) -> None:
+    def _flag(self, flags: int) -> None:
         self._board.flag(self._slot, flags)
 
     def _when(self, after: int, act: Callable[[], None]) -> None:

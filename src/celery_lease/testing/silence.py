@@ -98,8 +98,8 @@ class BeatAssertion:
         marks = [begun, *context.beats[earlier:], ended]
         silence = _longest(marks, limit.seconds, context.quiet_periods)
         if silence is not None:
-            told = _message(function, silence, limit, marks, lost=lost is not None)
-            raise AssertionError(told) from lost
+            text = _message(function, silence, limit, marks, lost=lost is not None)
+            raise AssertionError(text) from lost
         if lost is not None:
             raise lost
         return result
@@ -170,8 +170,8 @@ def _message(
     return (
         f"{name} was silent for {_short(silence.seconds)} s, allowed are {plain(limit.seconds)} s "
         f"({limit.reason})\n"
-        f"  from {_told(silence.before, marks, lost=lost)}\n"
-        f"  to   {_told(silence.after, marks, lost=lost)}\n"
+        f"  from {_described(silence.before, marks, lost=lost)}\n"
+        f"  to   {_described(silence.after, marks, lost=lost)}\n"
         "Beat more often there, or announce a call that cannot beat by context.quiet(seconds)."
     )
 
@@ -180,20 +180,22 @@ def _short(seconds: float) -> str:
     return plain(round(seconds, 2))
 
 
-def _told(mark: Beat, marks: Sequence[Beat], *, lost: bool) -> str:
+def _described(mark: Beat, marks: Sequence[Beat], *, lost: bool) -> str:
     """Return a description of one end of a silence."""
     number = next(index for index, each in enumerate(marks) if each is mark)
     last = len(marks) - 1
     name = "the start" if number == 0 else "the end" if number == last else f"beat {number}"
-    told = [f"{name} at {_short(mark.at)} s"]
+    parts = [f"{name} at {_short(mark.at)} s"]
     if mark.done is not None:
-        told.append(plain(mark.done) + (f" of {plain(mark.total)}" if mark.total else "") + " done")
+        parts.append(
+            plain(mark.done) + (f" of {plain(mark.total)}" if mark.total else "") + " done"
+        )
     if mark.note is not None and mark.note not in mark.steps:
-        told.append(f"note {mark.note!r}")
+        parts.append(f"note {mark.note!r}")
     if mark.steps:
-        told.append("in step " + " / ".join(map(repr, mark.steps)))
+        parts.append("in step " + " / ".join(map(repr, mark.steps)))
     if number == last and lost:
-        told.append("where the lease was lost")
+        parts.append("where the lease was lost")
     if mark.where:
-        told.append(mark.where)
-    return ", ".join(told)
+        parts.append(mark.where)
+    return ", ".join(parts)

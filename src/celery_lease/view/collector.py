@@ -29,7 +29,7 @@ class Sources:
     reap_within: float = 0.0  #: seconds until an expired lease is returned to its queue, at most
     #: Returns the identities of the workers that answered last, by node; some may share a name.
     known: Callable[[], Mapping[str, Sequence[str]]] = dict
-    untold: str = ""  #: a sentence about facts that are unavailable on this broker
+    unavailable: str = ""  #: a sentence about facts that are unavailable on this broker
     #: Counts the messages of each queue that wait for an exclusive key.
     parked: Callable[[], Mapping[str, int]] = dict
 
@@ -43,14 +43,14 @@ class View:
     silent: Sequence[str] = ()  #: workers that answered before
     duplicates: Mapping[str, Sequence[str]] = field(default_factory=dict)  #: identities by name
     recorded: bool = False  #: the broker's records are among the sources
-    untold: str = ""  #: a sentence about facts that are unavailable on this broker
+    unavailable: str = ""  #: a sentence about facts that are unavailable on this broker
 
     def headline(self) -> str:
         """Return the numbers of workers and leases in one line."""
         states = Counter(row.state for row in self.rows)
-        told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         line = f"{counted(len(self.workers), 'worker')}, {counted(len(self.rows), 'lease')}"
-        line += f": {told}" if told else ""
+        line += f": {counts}" if counts else ""
         if self.silent:
             line += f"; no reply from {', '.join(self.silent)}"
         shared = [f"{len(who)} workers are named {node}" for node, who in self.duplicates.items()]
@@ -117,7 +117,7 @@ class Collector:
     ) -> None:
         """Store the replies of one round, and the broker's records."""
         new = {
-            label: (at, [LeaseRow.told(label, node_of(label), each) for each in reply])
+            label: (at, [LeaseRow.from_reply(label, node_of(label), each) for each in reply])
             for label, reply in replies.items()
             if isinstance(reply, list)
         }
@@ -158,7 +158,7 @@ class Collector:
             silent=sorted(label for label, (then, _) in silent.items() if now - then < FORGET),
             duplicates={node: who for node, who in self.known.items() if len(who) > 1},
             recorded=record is not None,
-            untold=self.sources.untold,
+            unavailable=self.sources.unavailable,
         )
 
 
@@ -177,8 +177,8 @@ def _remembered(
     with_others = {row.id for row in rows}
     return [
         replace(row.aged(now - then), state=SILENT, heard_age=now - then)
-        for then, told in silent.values()
-        for row in told
+        for then, last in silent.values()
+        for row in last
         if row.id not in with_others and (now - then < FORGET or row.remaining > now - then)
     ]
 
@@ -220,7 +220,7 @@ def _unanswered(
 ) -> list[LeaseRow]:
     """Return rows for recorded leases that no worker reported, with earlier facts about them."""
     tags = {row.tag for row in rows}
-    before = {row.tag: row for _, told in silent.values() for row in told}
+    before = {row.tag: row for _, last in silent.values() for row in last}
     found = []
     for lease in record:
         if lease.tag in tags:

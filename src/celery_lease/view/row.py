@@ -71,7 +71,7 @@ class LeaseRow:
     heard_age: float | None = None  #: since its worker's last reply, if it does not answer now
 
     @classmethod
-    def told(cls, label: str, node: str, facts: Mapping[str, Any]) -> LeaseRow:
+    def from_reply(cls, label: str, node: str, facts: Mapping[str, Any]) -> LeaseRow:
         """Return a row from a worker's reply; unknown facts of other versions are ignored."""
         known = {name: facts[name] for name in _NAMES if name in facts}
         progress = facts.get("progress") or {}

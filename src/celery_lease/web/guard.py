@@ -86,8 +86,8 @@ class Guard:
     def _refusal(self, scope: Scope, headers: Headers) -> PlainTextResponse | None:
         host = host_of(headers.get("host", ""))
         if not self._knows(host):
-            told = f"This page does not answer as {host!r}. Start it with --allow-host {host}\n"
-            return PlainTextResponse(told, 400)
+            text = f"This page does not answer as {host!r}. Start it with --allow-host {host}\n"
+            return PlainTextResponse(text, 400)
         scope["lease_user"] = self.user(scope) if self.user else ""
         if self.access is not None:
             who = self.access.who(headers.get("authorization", ""))

@@ -20,7 +20,7 @@ from celery_lease.cli.explain import document as task_document, eta_of, facts_of
 from celery_lease.cli.sources import optional_sources
 from celery_lease.cli.stack import seen
 from celery_lease.cli.status import document as leases_document
-from celery_lease.cli.story import tell
+from celery_lease.cli.story import story_of
 from celery_lease.web import board
 from celery_lease.web.crew import arguments_of, crew_of, document as crew_document
 from celery_lease.web.picture import SPANS, document as history_document, picture, task_picture
@@ -88,15 +88,15 @@ class Pages:
         watch = self.site.watch
 
         async def numbers() -> AsyncIterator[dict[str, Any]]:
-            told = (-1, "")
+            sent = (-1, "")
             while not watch.over.is_set():
                 look = watch.seen()
                 # In a thread only if it waits: for the first viewer after a while.
-                if (look.number, look.trouble) == told:
+                if (look.number, look.trouble) == sent:
                     watch.viewed_at = watch.clock.now()
                 else:
                     look = await run_in_threadpool(watch.current)
-                    told = (look.number, look.trouble)
+                    sent = (look.number, look.trouble)
                     yield {"event": "look", "data": str(look.number)}
                 await asyncio.sleep(NEWS)
 
@@ -117,7 +117,7 @@ class Pages:
             arguments=arguments,
             checkpoint=self._state(facts),
             losses=[loss_facts(each) for each in facts.losses] if facts else [],
-            told=list(tell(facts, self.site.now())) if facts else [],
+            story=list(story_of(facts, self.site.now())) if facts else [],
             trouble=trouble or unasked or look.trouble,
             shown=board.shown(self.site.watch, look, held),
             picture=task_picture(self.site.watch.history, self.site.now(), task_id),

@@ -107,7 +107,7 @@ def _hand_over(site: Site, ids: Sequence[str], _every: bool) -> list[tuple[str, 
     return outcomes(list(ids), site.ask("lease_hand_over", {"task_id": list(ids)}))
 
 
-def _told(command: str) -> Act:
+def _command(command: str) -> Act:
     def act(site: Site, names: Sequence[str], _every: bool) -> list[tuple[str, bool]]:
         replies = site.ask(command, {}, names)
         said = [
@@ -179,7 +179,7 @@ WRITES = (
         back="workers",
         warning="It takes no more messages and finishes running tasks. Reserved messages are "
         "requeued at once. It stays up until it is resumed or stopped.",
-        act=_told("lease_drain"),
+        act=_command("lease_drain"),
     ),
     Write(
         name="resume",
@@ -187,7 +187,7 @@ WRITES = (
         thing="worker",
         back="workers",
         warning="It takes messages again.",
-        act=_told("lease_resume"),
+        act=_command("lease_resume"),
     ),
 )
 

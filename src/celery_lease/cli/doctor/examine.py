@@ -41,8 +41,8 @@ def examine(app: Celery, request: Request) -> Report:
     """Check an app, its broker and its workers, without changing them."""
     with app.connection_for_read() as connection:
         findings = list(_examine(app, connection, request))
-        told = [_without_passwords(each) for each in findings]
-        return Report(app=app.main or "?", broker=address_of(connection), findings=told)
+        shown = [_without_passwords(each) for each in findings]
+        return Report(app=app.main or "?", broker=address_of(connection), findings=shown)
 
 
 def _without_passwords(finding: Finding) -> Finding:

@@ -75,8 +75,8 @@ def _leases(case: Case, loaded: Settings) -> Iterator[Finding]:
 
 
 def _tasks(case: Case) -> str:
-    told = counted(len(case.policies), "leased task")
-    return f"{told}, {len(case.covered)} more by lease_tasks" if case.covered else told
+    text = counted(len(case.policies), "leased task")
+    return f"{text}, {len(case.covered)} more by lease_tasks" if case.covered else text
 
 
 def _senseless(case: Case, loaded: Settings) -> Iterator[Finding]:

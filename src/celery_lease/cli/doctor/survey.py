@@ -66,11 +66,11 @@ def _survey(ask: Ask, driver: type[Driver], prefix: str) -> list[WorkerAnswer]:
     names = sorted(stats)
     leased = [name for name in names if "lease" in stats[name]]
     rest = [name for name in names if name not in leased]
-    told = _told(ask, "conf", names)
-    confs = {name: _plain(each, prefix) for name, each in told.items()}
-    queues = _told(ask, "active_queues", names)
-    reports = _told(ask, "report", rest)
-    active = _told(ask, "active", names)
+    replies = _replies(ask, "conf", names)
+    confs = {name: _plain(each, prefix) for name, each in replies.items()}
+    queues = _replies(ask, "active_queues", names)
+    reports = _replies(ask, "report", rest)
+    active = _replies(ask, "active", names)
     abouts, clocks = _about(ask, leased)
     return [
         WorkerAnswer(
@@ -89,7 +89,7 @@ def _survey(ask: Ask, driver: type[Driver], prefix: str) -> list[WorkerAnswer]:
     ]
 
 
-def _told(ask: Ask, command: str, names: Sequence[str]) -> dict[str, Any]:
+def _replies(ask: Ask, command: str, names: Sequence[str]) -> dict[str, Any]:
     """Return the replies to a command by worker, as soon as all of *names* have replied."""
     return dict(ask(command, names, limit=len(names))) if names else {}
 
@@ -100,7 +100,7 @@ def _about(ask: Ask, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Of
         return {}, {}
     wall, replies, clocks = SystemClock().wall, {}, {}
     # A first call, so that the time for connecting does not count as uncertainty.
-    _told(ask, "ping", names)
+    _replies(ask, "ping", names)
     asked = wall().timestamp()
 
     def answered(body: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from celery_lease.cli.doctor.case import Case
 
 PAGE = "docs/whole-app.md"
-#: So many names are told.
+#: Most names in one line.
 MANY = 5
 
 

@@ -105,8 +105,8 @@ def _versions(case: Case) -> Iterator[Finding]:
     for name, here in versions().items():
         found: dict[str, list[str]] = defaultdict(list, {here: [HERE]})
         for worker in case.workers:
-            if told := worker.versions.get(name):
-                found[told].append(worker.name)
+            if version := worker.versions.get(name):
+                found[version].append(worker.name)
         if len(found) > 1:
             mixed = True
             yield _mixed(name, found)
