@@ -29,7 +29,7 @@ __all__ = [
     "best_answers",
     "is_askable",
     "replies_about",
-    "tell_silent",
+    "report_silent",
     "warn_of_namesakes",
 ]
 

@@ -69,7 +69,7 @@ class Plan:
         self.code = 0
         self._timeout = timeout
         self._stopping: Signals | None = None  # the signal for the levels; None: the group runs
-        self._told: set[str] = set()  # living members that got it
+        self._signalled: set[str] = set()  # living members that got it
         self._next = SIGQUIT  # the signal for them when their time is over
         self._due = inf  # when that is
 
@@ -88,17 +88,17 @@ class Plan:
             return self._orders(self.living, number)
         first, self._stopping = self._stopping is None, number
         if first and number != SIGQUIT:
-            return self._tell_next_level(now)
-        return self._tell(self.living, now)
+            return self._signal_next_level(now)
+        return self._signal(self.living, now)
 
     def on_end(self, name: str, code: int, now: float) -> list[Order]:
         """Return the orders for the end of a process; *code*: exit code, or 128 + its signal."""
         del self.living[name]
-        self._told.discard(name)
+        self._signalled.discard(name)
         self.code = max(self.code, code)
         if self._stopping is None:
             self._stopping = SIGTERM
-        return [] if self._told else self._tell_next_level(now)
+        return [] if self._signalled else self._signal_next_level(now)
 
     def on_time(self, now: float) -> list[Order]:
         """Return the orders for the passing of time."""
@@ -106,21 +106,21 @@ class Plan:
             return []
         number, self._next = self._next, SIGKILL
         self._due = now + LAST_WORDS
-        return self._orders(self._told, number)
+        return self._orders(self._signalled, number)
 
-    def _tell_next_level(self, now: float) -> list[Order]:
+    def _signal_next_level(self, now: float) -> list[Order]:
         if not self.living:
             self._due = inf
             return []
         lowest = min(member.priority for member in self.living.values())
         level = [name for name, member in self.living.items() if member.priority == lowest]
-        return self._tell(level, now)
+        return self._signal(level, now)
 
-    def _tell(self, names: Collection[str], now: float) -> list[Order]:
+    def _signal(self, names: Collection[str], now: float) -> list[Order]:
         # A repeated signal gives no more time.
-        if not self._told.issuperset(names):
+        if not self._signalled.issuperset(names):
             self._next, self._due = SIGQUIT, now + self._timeout
-        self._told.update(names)
+        self._signalled.update(names)
         return self._orders(names, self._stopping or SIGTERM)
 
     @staticmethod

@@ -42,7 +42,7 @@ class ShutdownCoordinator:
         # Guards the two below; register, unregister and trigger take it, callbacks run without.
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], object]] = []
-        self._told = False  # the callbacks were taken to be run
+        self._called = False  # the callbacks were taken to be run
         self._triggered = False  # also written by the signal handler, which must not take the lock
         self.signals = SignalRelay(self._note, self._act)  #: the signals that trigger it
 
@@ -95,7 +95,7 @@ class ShutdownCoordinator:
         It should request the end of something, not wait for it: the next callback would wait, too.
         """
         with self._lock:
-            if not self._told:
+            if not self._called:
                 self._callbacks.append(callback)
                 return
         self._call(callback)
@@ -109,9 +109,9 @@ class ShutdownCoordinator:
     def trigger(self) -> None:
         """Begin the shutdown: run the callbacks, in this thread. A second call does nothing."""
         with self._lock:
-            if self._told:
+            if self._called:
                 return
-            self._told = self._triggered = True
+            self._called = self._triggered = True
             callbacks, self._callbacks = self._callbacks[::-1], []
         for callback in callbacks:
             self._call(callback)

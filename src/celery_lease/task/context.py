@@ -68,7 +68,7 @@ class ToolContext:
         self._limit = board.limit(slot)
         self._quiet: list[float] = []  # ends of the open quiet periods
         self._heartbeat: _ContextHeartbeat | None = None
-        self._told = self._told_to_cancel = False
+        self._loss_known = self._cancel_raised = False
         self._confirmed_until = 0.0  # by the broker, after the board's deadline
         self._checkpoints = Checkpoints(task_id)
         self.task_id = task_id
@@ -238,15 +238,15 @@ class ToolContext:
         until = host_seconds() + seconds
         self.beat()
         self._quiet.append(until)
-        self._tell_quiet()
+        self._write_quiet()
         try:
             yield
             self.beat()
         finally:
             self._quiet.remove(until)
-            self._tell_quiet()
+            self._write_quiet()
 
-    def _tell_quiet(self) -> None:
+    def _write_quiet(self) -> None:
         """Write the latest end of the open quiet periods, which may be nested."""
         if self._board.owns(self._slot):
             until = max(self._quiet, default=0.0)
@@ -386,20 +386,20 @@ class ToolContext:
 
     def _cancel(self) -> None:
         """Raise the cancellation. The first time is a beat: the clean-up has a whole lease."""
-        if not self._told_to_cancel:
-            self._told_to_cancel = True
+        if not self._cancel_raised:
+            self._cancel_raised = True
             self._board.write_time(self._slot, BEAT, host_seconds())
         raise TaskCancelled(self.task_id)
 
     def _lost(self, flags: int | None) -> None:
         reason = why_lost(self._board, self._slot, flags, self._ticket)
-        told, self._told = self._told, True
+        known, self._loss_known = self._loss_known, True
         if self._aborts:
             beat = self._board.read_time(self._slot, BEAT)
             stood = standstill.since(self._board, beat, host_seconds())
             expired = reason is LossReason.EXPIRED
             raise LeaseLost(self.task_id, str(reason), stood if expired else 0.0)
-        if not told:
+        if not known:
             text = "lease of task %s lost (%s); the task runs on"
             logger.warning(text, self.task_id, reason, extra=self._fields)
 

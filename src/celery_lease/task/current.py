@@ -165,7 +165,7 @@ def standing(context: ToolContext, margin: float) -> Answer:
     if context._observed:
         return Answer.HELD
     flags = context._flags()
-    if flags is None or flags & FLAG_TAKEN or (context._told and context._aborts):
+    if flags is None or flags & FLAG_TAKEN or (context._loss_known and context._aborts):
         return Answer.LOST
     left = max(context.remaining, context._confirmed_until - host_seconds())
     return Answer.HELD if left > margin else Answer.UNKNOWN

@@ -58,10 +58,10 @@ class Shim:
             arguments, options, grace = pickle.load(file)  # noqa: S301  (from the parent)
         command = self._start(arguments, options)
         while command.poll() is None:
-            told = self._wait(LOOK)
-            if told == END:
+            order = self._wait(LOOK)
+            if order == END:
                 self._end(command, grace)
-            elif told is not None or os.getppid() != self._parent:
+            elif order is not None or os.getppid() != self._parent:
                 self._kill(command)
         _end_as(command.returncode)
 

@@ -145,10 +145,10 @@ def _plain(command: Any) -> Any:
 
 def _answer(task: socket.socket) -> BaseException | None:
     """Return the error of the command's start, or None."""
-    told = b"".join(iter(lambda: task.recv(CHUNK), b""))
-    if not told:
+    data = b"".join(iter(lambda: task.recv(CHUNK), b""))
+    if not data:
         return ChildProcessError("the process that watches over a command ended before it started")
-    failed: BaseException | None = pickle.loads(told)  # noqa: S301  (from the shim)
+    failed: BaseException | None = pickle.loads(data)  # noqa: S301  (from the shim)
     return failed
 
 

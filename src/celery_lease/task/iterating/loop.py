@@ -106,7 +106,7 @@ class Loop(Generic[T]):
 
     def _items(self) -> Iterator[T]:
         context, places, place, source = self._context, self._places, self._place, self._source
-        self._tell_begin()
+        self._report_begin()
         for item in self._remaining():
             yield item
             self._check_nesting()
@@ -173,7 +173,7 @@ class Loop(Generic[T]):
             raise CheckpointMismatch(task_id, self._name, reason)
         logger.warning(ANEW, self._name, task_id, reason, extra=self._context._fields)
 
-    def _tell_begin(self) -> None:
+    def _report_begin(self) -> None:
         """Beat, and report the completed items, if this loop reports progress."""
         if self._outer is not None:
             self._context.beat()
