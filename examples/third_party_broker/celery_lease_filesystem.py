@@ -150,7 +150,7 @@ class FilesystemDriver(VirtualDriver):
         """Delete messages."""
         return self._each(tags, Path.unlink)
 
-    def hand_back(
+    def requeue(
         self, tags: Sequence[str], *, orderly: bool, front: bool, **_why: Any
     ) -> list[Answer]:
         """Return messages to their queues."""

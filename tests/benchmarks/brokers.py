@@ -125,7 +125,7 @@ def main() -> int:
         servers = Servers(directory, stack)
         for name in options.brokers.split(","):
             cells = [f"{extend(servers, name):.1f} ms"]
-            for measure in (kill, hand_back):
+            for measure in (kill, requeue):
                 for kind, runs in ((LEASED, options.runs), (STOCK, 1)):
                     stages = (directory / f"{name}-{len(cells)}-{run}" for run in range(runs))
                     cells.append(_median([measure(servers, name, kind, each) for each in stages]))
@@ -172,7 +172,7 @@ def kill(servers: Servers, name: str, kind: Kind, directory: Path) -> float | No
         return None
 
 
-def hand_back(servers: Servers, name: str, kind: Kind, directory: Path) -> float | None:
+def requeue(servers: Servers, name: str, kind: Kind, directory: Path) -> float | None:
     """Return the seconds from SIGTERM until each reserved message is in its queue, or was begun.
 
     A stock worker of some brokers still begins what it has given to its pool.

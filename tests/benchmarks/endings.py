@@ -43,7 +43,7 @@ def _beaten(started: float, intervals: float = 3.0) -> bool:
     return time.time() - started > intervals * EXTENSION / 5
 
 
-def hand_back(bench: Bench, reserved: int = 20) -> Figure:
+def requeue(bench: Bench, reserved: int = 20) -> Figure:
     """Ask a worker to stop whose one process is busy for longer than anybody waits."""
     conf = {"worker_prefetch_multiplier": reserved + 1, "lease_extension": 30.0}
     with bench.scene("hand-back", **conf) as scene:

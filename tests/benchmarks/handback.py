@@ -54,12 +54,12 @@ def main() -> int:
             took: dict[str, list[float]] = {LEASED.name: [], STOCK.name: []}
             for _ in range(options.runs):
                 for kind in (LEASED, STOCK):
-                    took[kind.name].append(hand_back(bench, pool, kind, options.busy))
+                    took[kind.name].append(requeue(bench, pool, kind, options.busy))
             _say(f"| {pool} | {_cells(took[LEASED.name])} | {_cells(took[STOCK.name])} |")
     return 0
 
 
-def hand_back(bench: Bench, pool: str, kind: Kind, busy: float) -> float:
+def requeue(bench: Bench, pool: str, kind: Kind, busy: float) -> float:
     """Return the seconds from SIGTERM until all reserved messages are in their queue again.
 
     Args:

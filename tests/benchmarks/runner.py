@@ -23,7 +23,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], Figure | list[Figure]]] = {
     "throughput": throughput.ratio,
     "extend": extending.round_trip,
     "takeover": endings.takeover,
-    "hand-back": endings.hand_back,
+    "hand-back": endings.requeue,
     "memory": memory.added,
     "idle": idle.one,
     "idle-8": idle.eight,

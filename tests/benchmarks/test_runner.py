@@ -130,7 +130,7 @@ def test_idle_workers_are_measured_beside_stock_ones(bench: benchmarks_bench.Ben
 
 def test_reserved_messages_are_waited_for(bench: benchmarks_bench.Bench) -> None:
     """Breaks when the wrong messages are counted as handed back."""
-    figure = endings.hand_back(bench, reserved=3)
+    figure = endings.requeue(bench, reserved=3)
     assert figure.measured is not None
     assert figure.measured < 30
 
@@ -151,6 +151,6 @@ def test_every_broker_is_measured_in_the_same_way(
     monkeypatch.setattr(brokers, "LEASES", 20)
     monkeypatch.setattr(brokers, "BUSY", 2.0)
     assert brokers.extend(request, "valkey", rounds=1) > 0
-    took = brokers.hand_back(request, "valkey", kind, tmp_path / "place")
+    took = brokers.requeue(request, "valkey", kind, tmp_path / "place")
     assert took is not None
     assert took < 30

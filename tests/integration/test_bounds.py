@@ -113,9 +113,9 @@ def test_ten_megabytes_are_sent_to_be_kept_and_never_fetched_to_be_moved(
     (message,) = step("claim", holder.receive)
     holder.stop()
     holder.extend(message)  # the server is sent both scripts
-    holder.driver.hand_back(["nobody's"])
+    holder.driver.requeue(["nobody's"])
     assert step("extend", lambda: holder.extend(message)) is Answer.HELD
-    assert step("hand back", lambda: holder.driver.hand_back([message.claim.tag])) == [Answer.HELD]
+    assert step("hand back", lambda: holder.driver.requeue([message.claim.tag])) == [Answer.HELD]
     loser = bench.desk(seconds=0.3, prefetch=1)
     (message,) = loser.receive()
     loser.stop()

@@ -54,7 +54,7 @@ def buried(bench: Bench) -> Bench:
     desk = bench.desk()
     publish(bench, *TASKS, priority=6)
     messages = desk.receive(3)
-    desk.driver.hand_back([messages[0].claim.tag], orderly=False, front=True)
+    desk.driver.requeue([messages[0].claim.tag], orderly=False, front=True)
     messages[0] = desk.receive()[0]
     for message in messages:
         desk.driver.bury(message.claim.tag, "q.dead")

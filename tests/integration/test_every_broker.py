@@ -48,7 +48,7 @@ class Play:
 
     def run(self) -> None:
         """Play all scenes; what goes wrong in one is its tests' to tell."""
-        for scene in (self.hand_back, self.work, self.fence_and_kill, self.end, self.exhume):
+        for scene in (self.requeue, self.work, self.fence_and_kill, self.end, self.exhume):
             future = self.scenes[scene.__name__] = Future()
             try:
                 future.set_result(scene())
@@ -73,7 +73,7 @@ class Play:
         self.ledger.wait("end", task_id, within=90)
         return self.runs(task_id)
 
-    def hand_back(self) -> Any:
+    def requeue(self) -> Any:
         """Stop a worker that runs one task and has received three others."""
         running = self.send("work", 6.0, headers=LONG)
         for _ in range(3):
@@ -209,7 +209,7 @@ def plays(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @able()
 def test_a_stopping_worker_hands_back_at_once(plays: Plays, broker: str) -> None:
     """I6: before its running task ends, and for good; that one ends and is acknowledged."""
-    back_after, stay, ended_before, code, counts = plays.scene(broker, "hand_back")
+    back_after, stay, ended_before, code, counts = plays.scene(broker, "requeue")
     assert back_after < 1 + MARGIN
     assert stay, "it is not given the same messages again"
     assert ended_before == 0

@@ -120,7 +120,7 @@ def test_a_row_that_somebody_locks_holds_up_no_other_lease(
         began = time.monotonic()
         assert extend(desk, messages) == [Answer.HELD, Answer.UNKNOWN, Answer.HELD]
         assert desk.driver.complete(tags[:2]) == [Answer.HELD, Answer.UNKNOWN]
-        assert desk.driver.hand_back(tags[1:], orderly=True) == [Answer.UNKNOWN, Answer.HELD]
+        assert desk.driver.requeue(tags[1:], orderly=True) == [Answer.UNKNOWN, Answer.HELD]
         assert time.monotonic() - began < AT_ONCE
         somebody.rollback()
     assert extend(desk, messages) == [Answer.LOST, Answer.HELD, Answer.LOST]
@@ -131,7 +131,7 @@ def test_losses_are_deliveries_without_the_orderly_returns(bench: PgmqBench, des
     bench.publish("a")
     for orderly in (True, False, True):
         (message,) = desk.receive()
-        desk.driver.hand_back([message.claim.tag], orderly=orderly)
+        desk.driver.requeue([message.claim.tag], orderly=orderly)
     loser = bench.desk(seconds=0.2)
     desk.stop()
     loser.receive()

@@ -54,7 +54,7 @@ def lose(desk: Desk, times: int) -> Any:
     for _ in range(times):
         (message,) = desk.receive()
         tags = [message.claim.tag]
-        assert desk.driver.hand_back(tags, orderly=False, front=True) == [Answer.HELD]
+        assert desk.driver.requeue(tags, orderly=False, front=True) == [Answer.HELD]
         eventually(lambda: desk.driver.reap(limit=5) or not desk.receives_nothing(0.1), within=20)
     return desk.receive()[0]
 
@@ -89,7 +89,7 @@ def test_only_the_holder_buries_and_asking_again_says_the_same(bench: Bench) -> 
     desk = bench.desk()
     (message,) = desk.receive()
     stale = message.claim.tag
-    desk.driver.hand_back([stale], orderly=True, front=True)
+    desk.driver.requeue([stale], orderly=True, front=True)
     (message,) = desk.receive()
     assert desk.driver.bury(stale, "q.dead") is Answer.LOST
     assert desk.extend(message) is Answer.HELD
@@ -107,7 +107,7 @@ def test_a_message_rests_from_its_second_loss_on(bench: Bench) -> None:
     for _ in range(2):
         (message,) = desk.receive()
         tags.append(message.claim.tag)
-        assert desk.driver.hand_back(tags[-1:], orderly=False, front=True) == [Answer.HELD]
+        assert desk.driver.requeue(tags[-1:], orderly=False, front=True) == [Answer.HELD]
     assert always(lambda: not desk.driver.reap(limit=5), during=0.8, every=0.2)
     assert bench.waiting() == 0
     assert desk.driver.complete(tags) == [Answer.LOST] * 2

@@ -105,7 +105,7 @@ def test_orderly_returns_end_no_message(bench: Bench) -> None:
         for _ in range(25):
             (message,) = desk.receive()
             tags = [message.claim.tag]
-            assert desk.driver.hand_back(tags, orderly=True, front=True) == [Answer.HELD]
+            assert desk.driver.requeue(tags, orderly=True, front=True) == [Answer.HELD]
         (message,) = desk.receive()
         kept = {key: message.headers[key] for key in headers}
         assert (message.payload, kept, message.claim.losses) == ("a", headers, 0)
@@ -142,7 +142,7 @@ def test_what_is_lost_too_often_is_copied_to_a_queue_of_its_own(bench: Bench, qu
     bench.publish("a", queue=queue, headers=headers, **properties)
     desk = bench.desk(queue)
     (message,) = desk.receive()
-    desk.driver.hand_back([message.claim.tag], orderly=False, front=True)
+    desk.driver.requeue([message.claim.tag], orderly=False, front=True)
     (message,) = desk.receive()
     assert message.claim.losses == 1
     assert desk.driver.bury(message.claim.tag, dead) is Answer.HELD
@@ -238,7 +238,7 @@ def test_a_holder_that_takes_nothing_more_gets_nothing_more(bench: Bench, queue:
     desk.holder.backlogged = True
     tags = [message.claim.tag for message in messages]
     with ThreadPoolExecutor(1) as elsewhere:  # the keeper's thread
-        answers = elsewhere.submit(desk.driver.hand_back, tags, orderly=True, front=True)
+        answers = elsewhere.submit(desk.driver.requeue, tags, orderly=True, front=True)
     assert answers.result() == [Answer.HELD, Answer.HELD]
     bench.publish("c", queue=queue)
     assert desk.receives_nothing(1.0)

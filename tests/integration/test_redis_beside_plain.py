@@ -67,7 +67,7 @@ def test_a_sweep_restores_a_lease_that_expired_with_nobody_left(bench: Bench, pl
     eventually(lambda: sweep(plain) or bench.waiting() == 1, every=0.2)
     assert desk.extend(a, late=True) is Answer.LOST
     assert desk.driver.complete([a.claim.tag]) == [Answer.LOST]
-    assert desk.driver.hand_back([a.claim.tag], orderly=True, front=True) == [Answer.LOST]
+    assert desk.driver.requeue([a.claim.tag], orderly=True, front=True) == [Answer.LOST]
     assert bench.waiting() == 1
 
 

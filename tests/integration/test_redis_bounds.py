@@ -167,7 +167,7 @@ def test_no_message_rests_for_longer_than_a_minute(bench: Bench, client: Any) ->
     desk = bench.desk()
     (message,) = desk.receive()
     desk.stop()
-    assert desk.driver.hand_back([message.claim.tag], orderly=False) == [Answer.HELD]
+    assert desk.driver.requeue([message.claim.tag], orderly=False) == [Answer.HELD]
     ((_, ends),) = client.zrange("unacked_index", 0, -1, withscores=True)
     now = client.time()[0]
     assert now + LONGEST_REST - SLOW < ends <= now + LONGEST_REST + 1

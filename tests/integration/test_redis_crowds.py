@@ -109,7 +109,7 @@ def test_ten_thousand_go_back_within_a_second_and_in_pieces(bench: Bench, client
     tags = hold(client, MANY, SMALL, time.time() + 600)
     driver = bench.desk().driver
     with watched(client) as scripts:
-        answers = driver.hand_back(tags[:10_000][::-1])
+        answers = driver.requeue(tags[:10_000][::-1])
     assert set(answers) == {Answer.HELD}
     assert len(answers) == 10_000
     assert numbers(client) == list(range(10_000))
@@ -126,7 +126,7 @@ def test_long_messages_go_back_in_smaller_pieces(bench: Bench, client: Any) -> N
             if how == "reaped":
                 assert len(driver.reap(limit=1000)) == 200
             else:
-                answers = driver.hand_back(tags[::-1], orderly=how == "orderly")
+                answers = driver.requeue(tags[::-1], orderly=how == "orderly")
                 assert answers == [Answer.HELD] * 200
         assert scripts.are_short(), how
         assert numbers(client) == list(range(200))

@@ -191,7 +191,7 @@ def test_a_full_server_neither_loses_nor_keeps_a_message_from_its_lease(
     messages = desk.receive(2)
     desk.stop()
     for message in messages:
-        assert desk.driver.hand_back([message.claim.tag], orderly=False, front=True)
+        assert desk.driver.requeue([message.claim.tag], orderly=False, front=True)
     assert set(desk.holder.answers) == {Answer.HELD}
     assert (client.llen("q"), client.hlen("unacked")) == (3, 0)
 
@@ -234,13 +234,13 @@ def test_a_server_that_became_a_replica_gives_no_answer_until_it_is_none(
     client.replicaof("127.0.0.1", "1")  # nobody is there: only the role changes
     assert desk.extend(a) is Answer.UNKNOWN
     assert desk.driver.complete([a.claim.tag]) == [Answer.UNKNOWN]
-    assert desk.driver.hand_back([b.claim.tag], orderly=True, front=True) == [Answer.UNKNOWN]
+    assert desk.driver.requeue([b.claim.tag], orderly=True, front=True) == [Answer.UNKNOWN]
     with pytest.raises(OSError, match="replica"):
         desk.driver.reap(limit=1)
     client.replicaof("NO", "ONE")
     assert desk.extend(a) is Answer.HELD
     assert desk.driver.complete([a.claim.tag]) == [Answer.HELD]
-    assert desk.driver.hand_back([b.claim.tag], orderly=True, front=True) == [Answer.HELD]
+    assert desk.driver.requeue([b.claim.tag], orderly=True, front=True) == [Answer.HELD]
     assert client.llen("q") == 1
 
 

@@ -99,7 +99,7 @@ def test_a_message_returns_to_the_list_of_its_priority(
     desk.stop()
     assert bodies([first, middle, late]) == ["first", "middle", "late"]
     late.requeue()
-    desk.driver.hand_back([middle.claim.tag], orderly=True, front=True)
+    desk.driver.requeue([middle.claim.tag], orderly=True, front=True)
     lose(desk, first)
     assert {key: client.llen(key) for key in lists} == {
         key: len(each) for key, each in lists.items()
@@ -284,7 +284,7 @@ def test_a_message_that_is_fetched_is_leased_too(bench: Bench) -> None:
     desk = bench.desk("elsewhere")
     message = desk.channel.basic_get("q")
     assert (message.payload, message.claim.queue) == ("a", "q")
-    desk.driver.hand_back([message.claim.tag], orderly=True, front=True)
+    desk.driver.requeue([message.claim.tag], orderly=True, front=True)
     again = desk.channel.basic_get("q")
     assert again.claim.deliveries == 2
     assert desk.channel.basic_get("q") is None
@@ -372,9 +372,9 @@ def test_a_message_that_comes_as_the_window_shrinks_goes_back_at_once(
         desk.consumer.qos(prefetch_count=1)
     bench.publish("second")
     client.rpush("unacked.bell", "")
-    with mock.patch.object(desk.driver, "hand_back", wraps=desk.driver.hand_back) as hand_back:
+    with mock.patch.object(desk.driver, "requeue", wraps=desk.driver.requeue) as requeue:
         eventually(lambda: desk.turn(0.05) or not desk.channel._in_poll, what="the reply is read")
-    hand_back.assert_called_once()  # it came, and had no place
+    requeue.assert_called_once()  # it came, and had no place
     assert not desk.received
     (second,) = other.receive(within=3.0)
     assert (second.claim.deliveries, second.claim.losses) == (1, 0)

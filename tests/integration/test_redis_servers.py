@@ -101,7 +101,7 @@ def test_a_lease_outlives_the_failover_of_its_server(sentinel_set: SentinelSet) 
     sentinel_set.failover()
     eventually(lambda: desk.extend(a) is Answer.HELD, within=20, every=0.2)
     assert desk.driver.complete([a.claim.tag]) == [Answer.HELD]
-    assert desk.driver.hand_back([b.claim.tag], orderly=True, front=True) == [Answer.HELD]
+    assert desk.driver.requeue([b.claim.tag], orderly=True, front=True) == [Answer.HELD]
     # With nobody left to ask, an answer comes in time all the same.
     os.kill(sentinel_set.sentinel.pid, signal.SIGSTOP)
     os.kill(sentinel_set.replica.pid, signal.SIGSTOP)

@@ -92,7 +92,7 @@ def test_leases_are_extended_settled_and_handed_back_in_tens(moto: MotoServer) -
     assert driver.extend(renewals, timeout=5.0) == [Answer.HELD] * 25
     assert driver.calls["ChangeMessageVisibilityBatch"] == 3  # type: ignore[attr-defined]
     assert driver.complete(tags[:12]) == [Answer.HELD] * 12
-    assert driver.hand_back(tags[12:]) == [Answer.HELD] * 13
+    assert driver.requeue(tags[12:]) == [Answer.HELD] * 13
     assert driver.calls["DeleteMessageBatch"] == 2  # type: ignore[attr-defined]
     assert moto.counts(queue) == (13, 0)
 

@@ -118,7 +118,7 @@ class LeaseModel:
         assert place is not None
         return self.queues[place].pop()
 
-    def _put_back(self, text: Text, *, front: bool) -> None:
+    def _requeue(self, text: Text, *, front: bool) -> None:
         waiting = self.queues[self.homes[text.message]]
         waiting.insert(len(waiting) if front else 0, text)
 
@@ -181,7 +181,7 @@ class LeaseModel:
         if tag in self.records:  # the claim was made
             self._restore(tag, front=True, loss=None)
         elif self.in_hand.pop(tag, None) or self._settle(arrival):
-            self._put_back(text, front=True)
+            self._requeue(text, front=True)
         self.refusals[tag] = self.now
 
     # --------------------------------------------------------------------------------- holders
@@ -223,7 +223,7 @@ class LeaseModel:
             self.completed.add(self.held[tag].message)
         return self._settle(tag)
 
-    def hand_back(self, tag: str, *, orderly: bool, front: bool) -> bool:
+    def requeue(self, tag: str, *, orderly: bool, front: bool) -> bool:
         losses = self.records[tag].losses + 1 if tag in self.records else 0
         if orderly or losses < RESTS_FROM or tag not in self.held:
             return self._restore(tag, front=front, loss=None if orderly else "given up")
@@ -386,7 +386,7 @@ class LeaseModel:
             self.nonces.pop(text.message, None)
         was_there = self.index.pop(tag, None) is not None
         if was_there and back is not None:
-            self._put_back(back, front=front)
+            self._requeue(back, front=front)
         if record is not None and record.want is not None:
             self._release(tag, record, record.want)
         return was_there
@@ -484,7 +484,7 @@ class LeaseModel:
         if text is not None:
             del self.index[tag]
             self.nonces.pop(text.message, None)
-            self._put_back(text, front=front)
+            self._requeue(text, front=front)
 
     def _remember(self, message: str, reason: str) -> None:
         self.history[message] = [*self.history.get(message, ()), reason][-20:]

@@ -105,7 +105,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.model.publish(message, home)
         if failed and self.model.waiting == 1:
             self.deliver(worker=0, seconds=10)
-            self.hand_back(worker=0, which=[0], orderly=False, front=False)
+            self.requeue(worker=0, which=[0], orderly=False, front=False)
 
     @precondition(lambda self: self.model.waiting)
     @rule(
@@ -312,11 +312,11 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.may_hold())
     @rule(worker=workers, which=batches, orderly=st.booleans(), front=st.booleans())
-    def hand_back(self, worker: int, which: list[int], *, orderly: bool, front: bool) -> None:
+    def requeue(self, worker: int, which: list[int], *, orderly: bool, front: bool) -> None:
         tags = self.pick(which)
         stale = self.stale(tags)
-        expected = [self.model.hand_back(tag, orderly=orderly, front=front) for tag in tags]
-        real = self.driver(worker).hand_back(tags, orderly=orderly, front=front)
+        expected = [self.model.requeue(tag, orderly=orderly, front=front) for tag in tags]
+        real = self.driver(worker).requeue(tags, orderly=orderly, front=front)
         self.agree_on_tags("hand back", real, expected, stale)
 
     @precondition(lambda self: self.may_hold())

@@ -136,34 +136,34 @@ MUTANTS = [
         "    tag = string.sub(each, 1, -13) == string.sub(tag, 1, -13) and each or tag\n"
         "  end",
     ),
-    # ------------------------------------------------------------------------------ hand_back.lua
+    # ------------------------------------------------------------------------------ requeue.lua
     Mutant(
         "what is handed back stays held",
-        "hand_back",
+        "requeue",
         "redis.call('HDEL', KEYS[2], tag)\n  redis.pcall('ZREM', KEYS[1], tag)",
     ),
-    Mutant("an orderly return is a loss", "hand_back", "if not loss and", "if false and"),
-    Mutant("a loss is an orderly return", "hand_back", "if not loss and", "if true and"),
+    Mutant("an orderly return is a loss", "requeue", "if not loss and", "if false and"),
+    Mutant("a loss is an orderly return", "requeue", "if not loss and", "if true and"),
     Mutant(
         "everything goes to the front",
-        "hand_back",
+        "requeue",
         "and 'given up', push)",
         "and 'given up', 'RPUSH')",
     ),
     Mutant(
         "nothing rests",
-        "hand_back",
+        "requeue",
         "RESTS_FROM, LONGEST_REST = 2",
         "RESTS_FROM, LONGEST_REST = 99",
     ),
-    Mutant("a giver-up may still ack", "hand_back", "keep(tag .. '~', ends", "keep(tag, ends"),
+    Mutant("a giver-up may still ack", "requeue", "keep(tag .. '~', ends", "keep(tag, ends"),
     Mutant(
         "the first loss rests",
-        "hand_back",
+        "requeue",
         "RESTS_FROM, LONGEST_REST = 2",
         "RESTS_FROM, LONGEST_REST = 1",
     ),
-    Mutant("a rest is no loss to tell of", "hand_back", "remember(tag, record, 'given up')"),
+    Mutant("a rest is no loss to tell of", "requeue", "remember(tag, record, 'given up')"),
     # ----------------------------------------------------------------------- due.lua and reap.lua
     Mutant(
         "what is not due is listed",

@@ -54,7 +54,7 @@ def held(stage: Stage, *, losses: int = 0, seconds: float = 10) -> str:
         attempt = arrived[0]
         assert stage.drivers[0].claim(attempt, Terms(seconds=seconds), 0.0) is not None
         if nonce < losses:
-            stage.drivers[0].hand_back([attempt.tag], orderly=False)
+            stage.drivers[0].requeue([attempt.tag], orderly=False)
     return attempt.tag
 
 
@@ -131,21 +131,21 @@ def extend(stage: Stage) -> Callable[[], object]:
 
 
 @move
-def hand_back(stage: Stage) -> Callable[[], object]:
+def requeue(stage: Stage) -> Callable[[], object]:
     tag = held(stage)
-    return lambda: stage.drivers[0].hand_back([tag])
+    return lambda: stage.drivers[0].requeue([tag])
 
 
 @move
 def give_up(stage: Stage) -> Callable[[], object]:
     tag = held(stage)
-    return lambda: stage.drivers[0].hand_back([tag], orderly=False)
+    return lambda: stage.drivers[0].requeue([tag], orderly=False)
 
 
 @move
 def rest(stage: Stage) -> Callable[[], object]:
     tag = held(stage, losses=1)
-    return lambda: stage.drivers[0].hand_back([tag], orderly=False)
+    return lambda: stage.drivers[0].requeue([tag], orderly=False)
 
 
 @move
@@ -220,7 +220,7 @@ def replace_what_is_parked(stage: Stage) -> Callable[[], object]:
 @move
 def wake(stage: Stage) -> Callable[[], object]:
     tag = parked(stage)
-    return lambda: stage.drivers[0].hand_back([tag])
+    return lambda: stage.drivers[0].requeue([tag])
 
 
 @move

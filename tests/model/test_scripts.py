@@ -107,7 +107,7 @@ def test_a_stale_nonce_is_refused_by_every_call(stage: Stage) -> None:
         driver.bury(former, "q.dead"),
     ]
     for orderly in (False, True):
-        refused += driver.hand_back([former], orderly=orderly)
+        refused += driver.requeue([former], orderly=orderly)
     assert set(refused) == {Answer.LOST}
     machine.i0_the_server_is_looked_at()
     machine.i4_nothing_else_has_changed()

@@ -78,7 +78,7 @@ class FakeDriver:
         self.calls.append(Call("complete", list(tags)))
         return [self._done(tag, None) for tag in tags]
 
-    def hand_back(
+    def requeue(
         self,
         tags: Sequence[str],
         *,
@@ -88,7 +88,7 @@ class FakeDriver:
     ) -> list[Answer]:
         self.why = why  #: what was known of the last loss
         options = {"orderly": orderly, "front": front}
-        self.calls.append(Call("hand_back", list(tags), options=dict(options)))
+        self.calls.append(Call("requeue", list(tags), options=dict(options)))
         return [self._done(tag, None) for tag in tags]
 
     def ended(self, tags: Sequence[str]) -> None:

@@ -62,8 +62,8 @@ class LeasedRun:
 
     def take_over(self) -> Slot:
         """End the lease and give its record to another one, far from expiry."""
-        self.board.give_back(self.slot)
+        self.board.free(self.slot)
         while (slot := self.board.lend()).index != self.slot.index:
-            self.board.give_back(slot)
+            self.board.free(slot)
         self.board.allow(slot, host_seconds() + 1000)
         return slot

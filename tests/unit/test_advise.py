@@ -117,7 +117,7 @@ def test_a_run_without_a_beat_is_silent_and_a_short_one_tells_nothing_of_that(
 def test_a_loss_is_no_run_and_what_did_not_start_is_nothing(bench: Bench) -> None:
     """The silence of a task that hangs is no gap of healthy work."""
     bench.receive("a")
-    bench.leases.hand_back_unstarted()
+    bench.leases.requeue_unstarted()
     assert bench.leases.paces.to_dict() == {}
     bench.run("b")
     bench.passed()

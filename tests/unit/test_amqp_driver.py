@@ -70,7 +70,7 @@ def test_a_channel_that_closed_has_lost_its_leases(
     channel.connection = None
     assert extend(driver, tag) is Answer.LOST
     assert driver.complete([tag]) == [Answer.LOST]
-    assert driver.hand_back([tag]) == [Answer.LOST]
+    assert driver.requeue([tag]) == [Answer.LOST]
 
 
 def test_a_cut_that_nobody_has_read_yet_is_noticed(
@@ -93,8 +93,8 @@ def test_each_way_to_settle_is_one_frame_and_happens_once(
     tags = [claim(driver, channel, clock, number=number).tag for number in range(1, 5)]
     driver.complete(tags[:1])
     driver.drop(tags[1:2])
-    driver.hand_back(tags[2:3], orderly=True)
-    driver.hand_back(tags[3:], orderly=False)
+    driver.requeue(tags[2:3], orderly=True)
+    driver.requeue(tags[3:], orderly=False)
     assert channel.frames == [
         (spec.Basic.Ack, 1, False),
         (spec.Basic.Reject, 2, False),
@@ -110,7 +110,7 @@ def test_a_holder_is_asked_whether_it_takes_more_before_it_gives_back(
 ) -> None:
     """Once for a channel: the broker would deliver the same messages to it again."""
     tags = [claim(driver, channel, clock, number=number).tag for number in (1, 2)]
-    driver.hand_back(tags)
+    driver.requeue(tags)
     assert channel.stops == 1
 
 
@@ -160,7 +160,7 @@ def test_a_message_that_is_back_before_its_loss_was_seen_counts_it(
     driver.forget(channel)
     again = claim(driver, FakeChannel(connection), clock, redelivered=True, waits=True)
     assert again.losses == 1
-    driver.hand_back([tag], orderly=False)  # only now its task ends
+    driver.requeue([tag], orderly=False)  # only now its task ends
     once_more = claim(driver, FakeChannel(connection), clock, redelivered=True)
     assert once_more.losses == 1, "the second only waited"
 

@@ -104,7 +104,7 @@ def test_a_fresh_record_is_blank(board: Board) -> None:
     board.allow(slot, 100.0)
     board.flag(slot, FLAG_LOST)
     board.report(slot, 1, 2, "three")
-    board.give_back(slot)
+    board.free(slot)
     again = lend_until(board, slot.index)
     assert [board.read_time(again, cell) for cell in (BEAT, QUIET, STARTED, DEADLINE)] == [0.0] * 4
     assert board.read_progress(again) == beatboard.Progress()
@@ -115,17 +115,17 @@ def test_a_fresh_record_is_blank(board: Board) -> None:
 def lend_until(board: Board, index: int) -> Slot:
     """Lend and give back until a record comes round again."""
     while (slot := board.lend()).index != index:
-        board.give_back(slot)
+        board.free(slot)
     return slot
 
 
 def test_a_record_rests_while_many_others_are_used(board: Board) -> None:
     """Breaks when records are reused at once: a late beat would come near its own generation."""
     first = board.lend()
-    board.give_back(first)
+    board.free(first)
     between = 0
     while (slot := board.lend()).index != first.index:
-        board.give_back(slot)
+        board.free(slot)
         between += 1
     assert between >= RESTING - 1
     assert slot.generation == first.generation + 1
@@ -138,7 +138,7 @@ def test_generations_go_round_without_ever_being_zero() -> None:
     for _ in range(GENERATIONS + 1):
         slot = board.lend()
         seen.append(slot.generation)
-        board.give_back(slot)
+        board.free(slot)
     assert min(seen) == 1
     assert max(seen) == GENERATIONS - 1
     assert all(one != two for one, two in pairwise(seen))
@@ -148,7 +148,7 @@ def test_generations_go_round_without_ever_being_zero() -> None:
 def test_what_a_former_holder_writes_is_nothing_to_the_next(board: Board) -> None:
     """Breaks when a task that outlived its lease keeps somebody else's lease alive."""
     old = board.lend()
-    board.give_back(old)
+    board.free(old)
     new = lend_until(board, old.index)
     board.write_time(old, BEAT, 500.0)
     board.write_time(old, QUIET, 900.0)
@@ -159,7 +159,7 @@ def test_what_a_former_holder_writes_is_nothing_to_the_next(board: Board) -> Non
 def test_what_is_said_to_a_former_holder_does_not_reach_the_next(board: Board) -> None:
     """Breaks when an answer that comes late closes, or opens, the gate of a record's heir."""
     old = board.lend()
-    board.give_back(old)
+    board.free(old)
     new = lend_until(board, old.index)
     board.allow(new, 800.0)
     board.flag(old, FLAG_LOST)
@@ -173,7 +173,7 @@ def test_a_former_holder_sees_that_the_record_is_not_its_own(board: Board) -> No
     """Breaks when a stale task takes the next holder's deadline for its own."""
     old = board.lend()
     board.allow(old, 700.0)
-    board.give_back(old)
+    board.free(old)
     new = lend_until(board, old.index)
     board.allow(new, 800.0)
     assert board.read_time(old, DEADLINE) == 0.0
@@ -202,7 +202,7 @@ def test_a_full_board_says_so_and_lends_again_what_comes_back() -> None:
         board.lend()
     assert len({slot.index for slot in slots}) == 3
     assert 0 not in {slot.index for slot in slots}
-    board.give_back(slots[1])
+    board.free(slots[1])
     assert board.lend() == Slot(slots[1].index, 2)
     board.close()
 
@@ -220,7 +220,7 @@ def test_eight_threads_never_hold_the_same_record() -> None:
                 doubled.append(slot.index)
             held.add(slot.index)
             held.discard(slot.index)
-            board.give_back(slot)
+            board.free(slot)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:

@@ -265,7 +265,7 @@ def test_an_early_task_that_is_not_granted_does_not_start(delivery: Delivery, ho
         else:
             granting.refuse(board, slot)
         while how == "reused" and (heir := board.lend()).index != slot.index:
-            board.give_back(heir)
+            board.free(heir)
         if how == "reused":
             board.allow(heir, host_seconds() + 100)
             granting.Grants(board).grant(heir, 0.0)

@@ -47,7 +47,7 @@ def test_a_drained_worker_takes_nothing_and_hands_back_what_waits(bench: Drainin
     bench.receive("waiting")
     bench.drain.begin()
     assert bench.leases.backlogged
-    assert bench.driver.sent("hand_back") == ["waiting"]
+    assert bench.driver.sent("requeue") == ["waiting"]
     assert bench.leases.endings == {Ending.HANDED_BACK: 1}
     assert bench.leases.knows("running")
     assert bench.cleared == 1
@@ -77,7 +77,7 @@ def test_draining_twice_hands_back_what_came_in_between(bench: Draining) -> None
     bench.drain.begin()
     bench.receive("late")
     bench.drain.begin()
-    assert bench.driver.sent("hand_back") == ["late"]
+    assert bench.driver.sent("requeue") == ["late"]
     assert bench.drain.end()
     assert bench.leases.intake.is_open
 

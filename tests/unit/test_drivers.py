@@ -90,7 +90,7 @@ def test_what_a_driver_leaves_out_is_there() -> None:
     """With what a broker without anything of the kind does."""
 
     class Least(Driver):
-        connect = lease_messages = extend = hand_back = MemoryDriver.extend
+        connect = lease_messages = extend = requeue = MemoryDriver.extend
 
         def complete(self, tags: Any) -> Any:
             return [f"completed {tag}" for tag in tags]

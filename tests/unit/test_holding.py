@@ -33,7 +33,7 @@ class Holder:
     def keeps(self, tag: str) -> bool:
         return tag in self.kept
 
-    def hand_back(self, tags: list[str], *, front: bool) -> None:
+    def requeue(self, tags: list[str], *, front: bool) -> None:
         assert front
         self.returned += tags
 

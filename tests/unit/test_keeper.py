@@ -438,29 +438,29 @@ def test_a_lease_that_ended_during_the_call_is_left_alone(bench: Bench) -> None:
 def test_a_message_goes_back_only_after_the_extension_that_is_under_way(bench: Bench) -> None:
     """I5: an extension that reached the broker after the hand-back would hide the message again.
 
-    Removed: ``Leases.renewing``; failed with: ``['hand_back', 'extend']``, the order of arrival.
+    Removed: ``Leases.renewing``; failed with: ``['requeue', 'extend']``, the order of arrival.
     """
     order: list[str] = []
     bench.receive()
     bench.clock.advance(3.0)
     bench.loop_turns()
 
-    def hand_back() -> None:
-        bench.leases.hand_back_unstarted()
-        order.extend(call.name for call in bench.driver.calls if call.name == "hand_back")
+    def requeue() -> None:
+        bench.leases.requeue_unstarted()
+        order.extend(call.name for call in bench.driver.calls if call.name == "requeue")
         order.append("extend")
 
-    bench.driver.meanwhile = hand_back
+    bench.driver.meanwhile = requeue
     bench.passed()
     assert order == ["extend"]
-    assert bench.driver.sent("hand_back") == ["a"]
+    assert bench.driver.sent("requeue") == ["a"]
     assert not bench.driver.expiries
 
 
 def test_nothing_is_extended_after_its_message_went_back(bench: Bench) -> None:
     """Renewing stops before a message is handed back."""
     bench.receive()
-    bench.leases.hand_back_unstarted()
+    bench.leases.requeue_unstarted()
     bench.clock.advance(3.0)
     bench.loop_turns()
     bench.passed()
@@ -559,8 +559,8 @@ def test_what_is_stored_for_long_is_told_of_once(
     ("outcome", "call", "orderly"),
     [
         (Outcome.DONE, "complete", None),
-        (Outcome.HANDED_OVER, "hand_back", True),
-        (Outcome.NOT_STORED, "hand_back", False),
+        (Outcome.HANDED_OVER, "requeue", True),
+        (Outcome.NOT_STORED, "requeue", False),
     ],
 )
 def test_what_a_run_has_told_is_settled_at_the_next_pass(

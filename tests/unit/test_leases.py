@@ -78,8 +78,8 @@ def test_a_full_board_is_told_and_changes_nothing(bench: Bench) -> None:
     bench.receive("b")
     with pytest.raises(BoardFull):
         bench.leases.start("b")
-    bench.leases.hand_back(["b"])
-    assert bench.driver.sent("hand_back") == ["b"]
+    bench.leases.requeue(["b"])
+    assert bench.driver.sent("requeue") == ["b"]
     assert bench.leases.backlogged
     bench.leases.complete("a")
     assert not bench.leases.backlogged
@@ -106,7 +106,7 @@ def test_completing_tells_the_broker_once(bench: Bench) -> None:
     assert bench.driver.sent("complete") == ["a"]
 
 
-@pytest.mark.parametrize("end", ["complete", "hand_back"])
+@pytest.mark.parametrize("end", ["complete", "requeue"])
 def test_whoever_still_runs_under_an_ended_lease_is_told(bench: Bench, end: str) -> None:
     """I3: a thread that outlived its task, or a task that began while its message went back.
 
@@ -116,7 +116,7 @@ def test_whoever_still_runs_under_an_ended_lease_is_told(bench: Bench, end: str)
     if end == "complete":
         bench.leases.complete("a")
     else:
-        bench.leases.hand_back(["a"])
+        bench.leases.requeue(["a"])
     assert bench.gate(held) == 0.0
     assert bench.flags_of(held) == LOST_AND_TAKEN | FLAG_RELEASED  # and that it was not lost
 
@@ -151,23 +151,23 @@ def test_no_record_leaks_and_none_is_lent_to_two(bench: Bench) -> None:
         slots = {bench.run(tag).slot for tag in tags}
         assert len({slot.index for slot in slots if slot}) == 3
         bench.leases.complete(tags[0])
-        bench.leases.hand_back([tags[1]])
+        bench.leases.requeue([tags[1]])
         bench.leases.discard(tags[2])
     assert len(bench.leases) == 0
 
 
-def test_the_broker_hears_of_a_hand_back_after_the_table_forgot(bench: Bench) -> None:
+def test_the_broker_hears_of_a_requeue_after_the_table_forgot(bench: Bench) -> None:
     """I5: at the moment of the call the keeper can no longer find the lease to extend it."""
     seen: list[int] = []
-    hand_back = bench.driver.hand_back
+    requeue = bench.driver.requeue
 
     def watched(tags: list[str], **options: bool) -> object:
         seen.append(len(bench.leases))
-        return hand_back(tags, **options)
+        return requeue(tags, **options)
 
-    bench.driver.hand_back = watched  # type: ignore[assignment,method-assign]
+    bench.driver.requeue = watched  # type: ignore[assignment,method-assign]
     bench.receive()
-    bench.leases.hand_back_unstarted()
+    bench.leases.requeue_unstarted()
     assert seen == [0]
 
 
@@ -176,29 +176,29 @@ def test_what_has_not_started_goes_back_oldest_first_in_line(bench: Bench) -> No
     for tag in ("1", "2", "3"):
         bench.receive(tag)
     bench.run("running")
-    bench.leases.hand_back_unstarted()
-    assert bench.driver.sent("hand_back") == ["3", "2", "1"]
+    bench.leases.requeue_unstarted()
+    assert bench.driver.sent("requeue") == ["3", "2", "1"]
     assert [held.lease.claim.tag for held in bench.leases.held()] == ["running"]
 
 
 def test_what_waits_inside_the_pool_goes_back_too(bench: Bench) -> None:
     """I6: a thread pool has queued it behind a task that runs for hours.
 
-    Removed: the pool's part in ``Leases.hand_back_unstarted`` (``held.slot is None``); failed with:
+    Removed: the pool's part in ``Leases.requeue_unstarted`` (``held.slot is None``); failed with:
     ``[] == ['a']``.
     """
     held = bench.receive()
     bench.leases.start("a")
-    bench.leases.hand_back_unstarted()
-    assert bench.driver.sent("hand_back") == ["a"]
+    bench.leases.requeue_unstarted()
+    assert bench.driver.sent("requeue") == ["a"]
     assert bench.flags_of(held) == LOST_AND_TAKEN | FLAG_RELEASED
 
 
 def test_a_task_that_started_by_its_own_word_is_not_handed_back_at_shutdown(bench: Bench) -> None:
     """The main loop has not heard of it yet; the pool waits for it."""
     bench.run(pid=None)
-    bench.leases.hand_back_unstarted()
-    assert bench.driver.count("hand_back") == 0
+    bench.leases.requeue_unstarted()
+    assert bench.driver.count("requeue") == 0
     assert bench.leases.keeps("a")
 
 
@@ -206,8 +206,8 @@ def test_a_task_that_the_pool_has_forgotten_is_handed_back(bench: Bench) -> None
     """I5: on a lost connection Celery's pool discards what it has not seen accepted, for good."""
     bench.run(pid=None)
     bench.run("accepted")
-    bench.leases.hand_back_unstarted(flushed=True)
-    assert bench.driver.sent("hand_back") == ["a"]
+    bench.leases.requeue_unstarted(flushed=True)
+    assert bench.driver.sent("requeue") == ["a"]
 
 
 def test_settling_is_repeated_until_the_broker_answers(bench: Bench) -> None:
@@ -219,7 +219,7 @@ def test_settling_is_repeated_until_the_broker_answers(bench: Bench) -> None:
     bench.receive("b")
     bench.driver.silent = True
     bench.leases.complete("a")
-    bench.leases.hand_back(["b"])
+    bench.leases.requeue(["b"])
     bench.passed(0.5)
     assert set(bench.driver.expiries) == {"a", "b"}
     bench.driver.silent = False
@@ -264,10 +264,10 @@ def test_a_driver_knows_of_an_orderly_end_before_a_silent_broker_does(bench: Ben
         bench.run(tag)
     bench.driver.silent = True
     bench.leases.complete("a")
-    bench.leases.hand_back(["b"])
-    bench.leases.hand_back(["c"], orderly=False)
+    bench.leases.requeue(["b"])
+    bench.leases.requeue(["c"], orderly=False)
     assert bench.driver.ends == ["a", "b"]
-    assert bench.driver.count("hand_back") == 0
+    assert bench.driver.count("requeue") == 0
 
 
 def test_taking_stops_while_unclaimed_messages_wait(bench: Bench) -> None:
@@ -323,7 +323,7 @@ def test_a_signal_handler_can_settle_in_the_thread_it_interrupted(bench: Bench) 
 
     def interrupted() -> None:
         with bench.leases.lock:
-            bench.leases.hand_back(["a"])
+            bench.leases.requeue(["a"])
         done.set()
 
     threading.Thread(target=interrupted, daemon=True).start()
@@ -368,11 +368,11 @@ def test_only_what_has_begun_can_be_lost(bench: Bench) -> None:
         bench.leases.start(tag)
     beginnings.note(bench.leases, held)
     bench.run("runs")
-    bench.leases.hand_back(["waits", "in the pool", "in a process", "runs"], orderly=False)
+    bench.leases.requeue(["waits", "in the pool", "in a process", "runs"], orderly=False)
     returned = {
         tag: call.options["orderly"]
         for call in bench.driver.calls
-        if call.name == "hand_back"
+        if call.name == "requeue"
         for tag in call.what
     }
     assert returned == {"waits": True, "in the pool": True, "in a process": False, "runs": False}

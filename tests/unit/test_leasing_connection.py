@@ -102,7 +102,7 @@ class Recorder:
     def claimed(self, claim: Any, _: Any) -> None:
         self.claims.append(claim)
 
-    def hand_back(self, tags: Any, *, front: bool) -> None:
+    def requeue(self, tags: Any, *, front: bool) -> None:
         del tags, front
 
     def keeps(self, _: str) -> bool:

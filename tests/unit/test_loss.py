@@ -48,7 +48,7 @@ def test_a_dead_process_tells_what_its_task_said_last(
     assert held.slot
     bench.leases.board.report(held.slot, 3, 10, "sawing")
     bench.leases.process_ended("a", "Worker exited prematurely: signal 9 (SIGKILL) Job: 1.")
-    bench.leases.hand_back(["a"], orderly=False, ending=Ending.PROCESS_DIED)
+    bench.leases.requeue(["a"], orderly=False, ending=Ending.PROCESS_DIED)
     why = {"cause": "SIGKILL, perhaps out of memory", "note": "sawing", "done": 3.0, "total": 10.0}
     assert bench.driver.why == why
     assert "(SIGKILL, perhaps out of memory; its last note: 'sawing'; 3 done of 10)" in caplog.text
@@ -64,7 +64,7 @@ def test_an_orderly_return_has_no_cause(bench: Bench) -> None:
     """Whatever was noted of it."""
     held = bench.run()
     bench.leases.note_loss(held, "cause")
-    bench.leases.hand_back(["a"])
+    bench.leases.requeue(["a"])
     assert bench.driver.why is None
 
 
@@ -74,7 +74,7 @@ def test_a_silent_task_s_stack_goes_with_its_message(bench: Bench) -> None:
     held = bench.run()
     seen = Diagnosis(Doing.BUSY, stack="in burn\n" * 1000)
     bench.leases.note_loss(held, f"silent for 3.0 s, {seen}", seen.stack)
-    bench.leases.hand_back(["a"], orderly=False, ending=Ending.STALLED)
+    bench.leases.requeue(["a"], orderly=False, ending=Ending.STALLED)
     assert bench.driver.why
     assert len(str(bench.driver.why["stack"])) == loss.LONGEST_STACK
     assert "stack" not in bench.leases.tally.news[-1][1]

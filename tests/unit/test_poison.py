@@ -178,7 +178,7 @@ def test_a_process_out_of_memory_is_a_lost_one() -> None:
     bench.start()
     bench.request.on_failure(_info(MemoryError("all")))
     (call,) = bench.worker.driver.calls
-    assert (call.name, call.options["orderly"]) == ("hand_back", False)
+    assert (call.name, call.options["orderly"]) == ("requeue", False)
     assert bench.result.state == "PENDING"
 
 

@@ -98,7 +98,7 @@ def test_nothing_is_published_of_a_task_that_is_not_its_own_or_over(
         case "told":
             bench.board.write_outcome(slot_of(held), Outcome.DONE)
         case "handed back":
-            bench.leases.hand_back(["a"])
+            bench.leases.requeue(["a"])
         case "closed":
             publishing.close(bench.board, slot_of(held))
         case "ended":
@@ -172,7 +172,7 @@ def test_a_cell_of_the_last_user_of_a_record_says_nothing() -> None:
     board = Board.create(2)
     first = board.lend()
     board.cells[first.first + CLOSED] = first.mark | 1
-    board.give_back(first)
+    board.free(first)
     second = board.lend()
     board.cells[second.first + CLOSED] = first.mark | 1  # a late writer
     assert publishing.begin(board, second)

@@ -86,7 +86,7 @@ class Leases:
     def drop(self, _tag: str) -> None:
         self._end(DROPPED)
 
-    def hand_back(
+    def requeue(
         self,
         _tags: Any,
         *,
@@ -428,7 +428,7 @@ def test_what_ends_a_hook_changes_nothing(app: Celery, exc: Exception) -> None:
     bench.failed(exc)
     bench.request.on_timeout(soft=False, timeout=1)
     assert worker.driver.sent("complete") == ["tag"]
-    assert worker.driver.sent("hand_back") == []
+    assert worker.driver.sent("requeue") == []
     assert (bench.events, bench.state) == ([], "PENDING")
     assert not bench.is_open()
     worker.leases.close()
@@ -457,7 +457,7 @@ def test_a_cold_shutdown_counts_what_is_not_stored_as_a_loss() -> None:
     worker.enter(held, Span.RETRYING)
     worker.leases.end_soon("tag", storing=worker.leases.is_storing("tag"))
     worker.leases.settling.again()
-    (call,) = [each for each in worker.driver.calls if each.name == "hand_back"]
+    (call,) = [each for each in worker.driver.calls if each.name == "requeue"]
     assert (call.what, call.options["orderly"]) == (["tag"], False)
     assert held.lease.lost is LossReason.RESULT_NOT_STORED
     worker.leases.close()
@@ -475,7 +475,7 @@ def test_a_task_that_a_cold_shutdown_ends_in_its_body_has_lost_no_result(app: Ce
         bench.request.cancel(pool)
     assert pool.terminate_job.called
     worker.leases.settling.again()
-    (call,) = [each for each in worker.driver.calls if each.name == "hand_back"]
+    (call,) = [each for each in worker.driver.calls if each.name == "requeue"]
     assert (call.what, call.options["orderly"]) == (["tag"], True)
     assert held.lease.lost is None
     worker.leases.close()

@@ -140,7 +140,7 @@ def test_what_waits_goes_back_in_one_call_oldest_first_in_line(bench: Stopping) 
     bench.receive("in the pool")
     assert bench.leases.start("in the pool")
     bench.stop()
-    (call,) = [each for each in bench.driver.calls if each.name == "hand_back"]
+    (call,) = [each for each in bench.driver.calls if each.name == "requeue"]
     assert call.what == ["in the pool", "b", "a"]
     assert call.options == {"orderly": True, "front": True}
     assert len(bench.leases) == 1
@@ -154,7 +154,7 @@ def test_what_arrives_after_the_door_was_closed_goes_back_at_the_next_look(bench
     bench.receive("late")
     assert bench.leases.start("late") is None
     bench.look()
-    assert bench.driver.sent("hand_back") == ["late"]
+    assert bench.driver.sent("requeue") == ["late"]
 
 
 def test_no_message_is_taken_once_the_keeper_has_looked(bench: Stopping) -> None:
@@ -205,7 +205,7 @@ def test_a_task_out_of_time_is_told_then_ended_and_its_message_released(bench: S
     bench.look(0.3)
     assert bench.pool.ended == ["a"]
     assert bench.pool.failures == 1
-    (call,) = [each for each in bench.driver.calls if each.name == "hand_back"]
+    (call,) = [each for each in bench.driver.calls if each.name == "requeue"]
     assert call.options == {"orderly": True, "front": True}
     assert bench.leases.endings == {Ending.ENDED: 1}
     assert bench.pool.left == 0  # nothing of it runs any more: the worker ends by itself
@@ -253,7 +253,7 @@ def test_a_told_task_that_hands_over_is_not_ended(bench: Stopping) -> None:
     bench.stop()
     bench.ends(held, Outcome.HANDED_OVER)
     bench.look()
-    assert bench.driver.sent("hand_back") == ["a"]
+    assert bench.driver.sent("requeue") == ["a"]
     assert bench.leases.endings == {Ending.HANDED_OVER: 1}
     bench.look(60.0)
     assert bench.pool.ended == []
@@ -263,8 +263,8 @@ def test_a_told_task_that_hands_over_is_not_ended(bench: Stopping) -> None:
     ("outcome", "call", "ending"),
     [
         (Outcome.DONE, "complete", Ending.COMPLETED),
-        (Outcome.HANDED_OVER, "hand_back", Ending.HANDED_OVER),
-        (Outcome.DISCARDED, "hand_back", Ending.LOST),
+        (Outcome.HANDED_OVER, "requeue", Ending.HANDED_OVER),
+        (Outcome.DISCARDED, "requeue", Ending.LOST),
     ],
 )
 def test_what_a_task_process_has_ended_is_settled_without_the_pool_s_word(
@@ -374,14 +374,14 @@ def test_one_line_says_what_became_of_the_leases(
     "settle",
     [
         lambda bench: bench.leases.complete("a"),
-        lambda bench: bench.leases.hand_back(["a"]),
+        lambda bench: bench.leases.requeue(["a"]),
         lambda bench: bench.leases.end_soon("a", storing=False),
         lambda bench: bench.look(10.0 + HAND_OVER_TIME),
-        lambda bench: bench.leases.hand_back_unstarted(flushed=True),
+        lambda bench: bench.leases.requeue_unstarted(flushed=True),
         lambda bench: bench.leases.discard("a"),
         lambda bench: bench.leases.not_stored("a"),
-        lambda bench: bench.leases.hand_back(["a"], orderly=False, ending=Ending.PROCESS_DIED),
-        lambda bench: bench.leases.hand_back(["a"], orderly=False, ending=Ending.STALLED),
+        lambda bench: bench.leases.requeue(["a"], orderly=False, ending=Ending.PROCESS_DIED),
+        lambda bench: bench.leases.requeue(["a"], orderly=False, ending=Ending.STALLED),
         lambda bench: bench.look(),  # it runs on
     ],
     ids=["done", "over", "cold", "ended", "flushed", "void", "not-stored", "died", "stalled", "on"],
@@ -464,5 +464,5 @@ def test_a_lost_lease_is_not_handed_back_as_this_worker_s(bench: Stopping) -> No
     bench.stop()
     del bench.driver.expiries["a"]
     bench.look(10.0 + HAND_OVER_TIME)
-    assert bench.driver.hand_back(["a"], orderly=True, front=True) == [Answer.LOST]
+    assert bench.driver.requeue(["a"], orderly=True, front=True) == [Answer.LOST]
     assert bench.driver.expiries == {}

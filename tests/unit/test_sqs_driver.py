@@ -150,7 +150,7 @@ def test_a_call_waits_no_longer_than_what_is_left(bench: SqsBench) -> None:
     assert bench.api.patience[-2:] == [5.0, 2.0]
 
 
-@pytest.mark.parametrize("action", ["extend", "complete", "hand_back"])
+@pytest.mark.parametrize("action", ["extend", "complete", "requeue"])
 def test_nothing_is_sent_under_a_stale_handle(bench: SqsBench, action: str) -> None:
     """SQS would let it act on the next holder's message, or say nothing."""
     bench.receive(seconds=100.0)
@@ -162,13 +162,13 @@ def test_nothing_is_sent_under_a_stale_handle(bench: SqsBench, action: str) -> N
 
 def test_an_unknown_handle_is_stale(bench: SqsBench) -> None:
     """What another process received is not this one's to touch."""
-    assert bench.driver.hand_back(["x"]) == [LOST]
+    assert bench.driver.requeue(["x"]) == [LOST]
 
 
 def test_a_settled_handle_is_stale(bench: SqsBench) -> None:
     """A second acknowledgement, or one after handing back, is not sent."""
     bench.receive()
-    assert bench.driver.hand_back(["h"]) == [HELD]
+    assert bench.driver.requeue(["h"]) == [HELD]
     assert bench.driver.complete(["h"]) == [LOST]
     assert bench.api.sent("delete") == []
 
@@ -183,23 +183,23 @@ def test_a_shorter_timeout_counts_even_if_it_was_not_answered(bench: SqsBench) -
     assert bench.driver.complete(["h"]) == [LOST]
 
 
-def test_a_hand_back_that_was_not_answered_is_not_repeated(bench: SqsBench) -> None:
+def test_a_requeue_that_was_not_answered_is_not_repeated(bench: SqsBench) -> None:
     """If SQS did it, the message may be somebody else's by now; if not, it expires."""
     bench.receive()
     bench.api.error = silent()
-    assert bench.driver.hand_back(["h"]) == [UNKNOWN]
+    assert bench.driver.requeue(["h"]) == [UNKNOWN]
     bench.api.error = None
-    assert bench.driver.hand_back(["h"]) == [LOST]
+    assert bench.driver.requeue(["h"]) == [LOST]
 
 
 @pytest.mark.parametrize("error", [refused(), throttled()])
-def test_a_hand_back_that_was_not_done_is_repeated(bench: SqsBench, error: Exception) -> None:
+def test_a_requeue_that_was_not_done_is_repeated(bench: SqsBench, error: Exception) -> None:
     """Without a connection, and by a service that refused, nothing was done."""
     bench.receive()
     bench.api.error = error
-    assert bench.driver.hand_back(["h"]) == [UNKNOWN]
+    assert bench.driver.requeue(["h"]) == [UNKNOWN]
     bench.api.error = None
-    assert bench.driver.hand_back(["h"]) == [HELD]
+    assert bench.driver.requeue(["h"]) == [HELD]
 
 
 def test_an_extension_granted_after_the_handle_went_stale_proves_nothing(bench: SqsBench) -> None:
@@ -272,14 +272,14 @@ def losses(bench: SqsBench, handle: str, receives: int) -> int:
 def test_losses_are_those_that_were_seen_here(bench: SqsBench) -> None:
     """SQS counts receives and does not say how they ended: others' may have been orderly."""
     assert losses(bench, "a", 4) == 0
-    bench.driver.hand_back(["a"], orderly=True)
+    bench.driver.requeue(["a"], orderly=True)
     assert losses(bench, "b", 5) == 0
-    bench.driver.hand_back(["b"], orderly=False)
-    bench.driver.hand_back(["b"], orderly=False)  # said twice
+    bench.driver.requeue(["b"], orderly=False)
+    bench.driver.requeue(["b"], orderly=False)  # said twice
     assert losses(bench, "c", 7) == 1
     bench.clock.advance(601.0)
     bench.driver.reap(limit=50)
-    bench.driver.hand_back(["c"], orderly=False)  # its task was ended after it expired
+    bench.driver.requeue(["c"], orderly=False)  # its task was ended after it expired
     assert losses(bench, "d", 8) == 2
     assert losses(bench, "e", 1) == 0, "another message"
 
@@ -292,9 +292,9 @@ def test_a_message_that_is_back_before_its_loss_was_seen_counts_it(bench: SqsBen
     assert losses(bench, "a", 1) == 0
     bench.clock.advance(601.0)
     assert losses(bench, "b", 2) == 1
-    bench.driver.hand_back(["a"], orderly=False)  # only now the pool tells; counted before
+    bench.driver.requeue(["a"], orderly=False)  # only now the pool tells; counted before
     assert losses(bench, "c", 3) == 2
-    bench.driver.hand_back(["b", "c"], orderly=False)
+    bench.driver.requeue(["b", "c"], orderly=False)
     assert losses(bench, "d", 4) == 3
 
 
@@ -304,7 +304,7 @@ def test_an_orderly_end_that_sqs_was_not_told_of_is_no_loss(bench: SqsBench) -> 
     bench.driver.ended(["a"])
     bench.clock.advance(601.0)
     assert losses(bench, "b", 2) == 0
-    bench.driver.hand_back(["a"], orderly=True)
+    bench.driver.requeue(["a"], orderly=True)
     assert losses(bench, "c", 3) == 1, "b is lost, a is not"
 
 
@@ -343,8 +343,8 @@ def test_a_rejected_message_waits_as_its_backoff_policy_says(bench: SqsBench) ->
     """Handing back at a shutdown knows no backoff, rejecting does."""
     for handle in ("a", "b"):
         bench.receive(handle, backoff=20)
-    bench.driver.hand_back(["a"], front=False)
-    bench.driver.hand_back(["b"], front=True)
+    bench.driver.requeue(["a"], front=False)
+    bench.driver.requeue(["b"], front=True)
     assert [entry["VisibilityTimeout"] for entry in bench.api.sent("change")] == [20, 0]
 
 

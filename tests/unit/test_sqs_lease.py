@@ -67,7 +67,7 @@ def test_a_dropped_message_is_left_to_the_brokers_own_dead_letter_queue(bench: B
     """It goes back, and the broker moves it when its deliveries are used up."""
     held = receive(bench, delivery_limit=3)
     bench.leases.drop("a")
-    assert (bench.driver.count("hand_back"), bench.driver.count("complete")) == (1, 0)
+    assert (bench.driver.count("requeue"), bench.driver.count("complete")) == (1, 0)
     assert held.lease.state is State.RELEASED
 
 

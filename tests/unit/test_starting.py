@@ -81,9 +81,9 @@ def test_a_withdrawal_in_the_middle_of_a_start_gives_way(
 
 def test_a_record_that_was_lent_again_starts_nothing_of_before(board: Board, slot: Slot) -> None:
     """A process that stood still until its record was another lease's."""
-    board.give_back(slot)
+    board.free(slot)
     while (heir := board.lend()).index != slot.index:
-        board.give_back(heir)
+        board.free(heir)
     board.allow(heir, 1e6)
     assert not starting.begin(board, slot)
     assert starting.withdraw(board, heir)
@@ -119,11 +119,11 @@ def test_a_task_that_begins_while_its_worker_takes_messages_back_is_run_once(
     assert slot is not None
     bench.leases.intake.stop()
     begun = at_once(monkeypatch, lambda: starting.begin(bench.board, slot))
-    bench.leases.hand_back_unstarted()
+    bench.leases.requeue_unstarted()
     assert begun == [False]
-    assert bench.driver.sent("hand_back") == []
+    assert bench.driver.sent("requeue") == []
     bench.leases.discard("a")  # the pool tells of the run that was none
-    (call,) = [call for call in bench.driver.calls if call.name == "hand_back"]
+    (call,) = [call for call in bench.driver.calls if call.name == "requeue"]
     assert call.what == ["a"]
     assert call.options["orderly"]
     bench.leases.close()

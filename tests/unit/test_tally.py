@@ -80,7 +80,7 @@ def test_a_loss_is_counted_once_by_its_reason_when_it_happens(bench: Bench) -> N
 def test_every_ending_has_a_count_of_its_own(bench: Bench, ending: Ending) -> None:
     """By the words of the enumeration, as a label's value may be written."""
     bench.run()
-    bench.leases.hand_back(["a"], ending=ending)
+    bench.leases.requeue(["a"], ending=ending)
     assert counts(bench)[Fact.ENDED, label(ending)] == 1
     assert bench.leases.endings == {ending: 1}
 

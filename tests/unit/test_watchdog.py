@@ -105,7 +105,7 @@ def test_silence_beyond_the_threshold_ends_the_task_and_releases_its_message(
     with caplog.at_level(logging.ERROR):
         kennel.passed(0.5)
     assert kennel.ended == ["a"]
-    (call,) = [call for call in kennel.bench.driver.calls if call.name == "hand_back"]
+    (call,) = [call for call in kennel.bench.driver.calls if call.name == "requeue"]
     assert (call.what, call.options["orderly"]) == (["a"], False)
     assert kennel.bench.leases.endings[Ending.STALLED] == 1
     assert "has not beaten for 3.0 s" in caplog.text

@@ -337,8 +337,8 @@ def test_a_message_that_is_returned_before_its_process_may_start_is_not_started(
     held = bench.receive()
     bench.leases.start("a")
     slot: Any = held.slot
-    bench.leases.hand_back_unstarted()
-    assert bench.driver.sent("hand_back") == ["a"]
+    bench.leases.requeue_unstarted()
+    assert bench.driver.sent("requeue") == ["a"]
     assert granting.answer(bench.board, slot) is False
     assert not bench.leases.complete_first("a")
 
@@ -393,4 +393,4 @@ def test_without_an_answer_it_is_not_started_and_goes_back(
     assert [each.levelname for each in caplog.records] == ["ERROR", "ERROR"]
     bench.driver.silent = False
     assert bench.leases.settling.again() == 0
-    assert bench.driver.sent("hand_back") == ["a", "b"]
+    assert bench.driver.sent("requeue") == ["a", "b"]

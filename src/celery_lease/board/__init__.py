@@ -207,10 +207,10 @@ class Board:
         """Whether all records are lent."""
         return self._lending.is_all_lent
 
-    def give_back(self, slot: Slot) -> None:
-        """Take a record back; it is lent again only after all others that are free now."""
+    def free(self, slot: Slot) -> None:
+        """Free a record; it is lent again only after all others that are free now."""
         self.numbers[slot.first + GATE] = 0.0
-        self._lending.give_back(slot.index)
+        self._lending.free(slot.index)
 
     def read_time(self, slot: Slot, cell: int) -> float:
         """Return a time in seconds, or 0.0 if the cell is blank or another generation's."""

@@ -43,7 +43,7 @@ class Grants:
         for _ in range(min(len(self._slots), AT_ONCE)):
             slot, since = self._slots.popleft()
             if self._board.read_time(slot, STARTED) or now - since > FORGOTTEN:
-                self._board.give_back(slot)
+                self._board.free(slot)
             else:
                 self._slots.append((slot, since))
 
@@ -54,7 +54,7 @@ class Grants:
 def refuse(board: Board, slot: Slot) -> None:
     """Keep the task from starting, and take the record back; for the process that lent it."""
     board.flag(slot, FLAGS_ENDED)
-    board.give_back(slot)
+    board.free(slot)
 
 
 def answer(board: Board, slot: Slot) -> bool | None:

@@ -15,7 +15,7 @@ RESTING = 1024
 
 
 class Lending:
-    """Lends records by number; one that was given back is lent again after the other free ones."""
+    """Lends records by number; one that was freed is lent again after the other free ones."""
 
     def __init__(self, records: int) -> None:
         self._records = records
@@ -45,8 +45,8 @@ class Lending:
         with self._lock:
             return len(self._generations) >= self._records and not self._resting
 
-    def give_back(self, index: int) -> None:
-        """Take a record back; it is lent again only after all others that are free now."""
+    def free(self, index: int) -> None:
+        """Free a record; it is lent again only after all others that are free now."""
         with self._lock:
             self._resting.append(index)
 

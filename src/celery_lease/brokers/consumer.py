@@ -185,10 +185,10 @@ class LeaseConsumer:
         for tag in tags:
             self._end(tag, Fact.LOST, "taken")
 
-    def hand_back(self, tags: Sequence[str], *, front: bool) -> None:
+    def requeue(self, tags: Sequence[str], *, front: bool) -> None:
         """Return messages to their queues, without counting a loss."""
         held = [tag for tag in tags if self._end(tag, Fact.ENDED, "handed_back")]
-        self._settle(partial(self._driver.hand_back, orderly=True, front=front), held)
+        self._settle(partial(self._driver.requeue, orderly=True, front=front), held)
 
     def keeps(self, tag: str) -> bool:
         """Whether the message is being extended: its work may go on elsewhere, or expires."""

@@ -90,7 +90,7 @@ class SettlingQoS:
         if not self._release(delivery_tag):
             super().reject(delivery_tag, requeue=requeue)  # type: ignore[misc]
         elif requeue:
-            self.holder.hand_back([delivery_tag], front=False)
+            self.holder.requeue([delivery_tag], front=False)
         else:
             self.holder.complete(delivery_tag)
 
@@ -112,7 +112,7 @@ class SettlingQoS:
         leased += self.undelivered()
         ended = [tag for tag in leased if not self.holder.keeps(tag)]
         if ended:  # newest first, so that the oldest ends up in front
-            self.holder.hand_back(ended[::-1], front=True)
+            self.holder.requeue(ended[::-1], front=True)
 
     def undelivered(self) -> list[str]:
         """Return the tags of leased messages that are not delivered yet, and forget them."""

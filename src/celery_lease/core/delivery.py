@@ -118,7 +118,7 @@ class Holder(Protocol):
         """Mark leases as lost whose messages the broker has delivered elsewhere."""
         ...
 
-    def hand_back(self, tags: Sequence[str], *, front: bool) -> None:
+    def requeue(self, tags: Sequence[str], *, front: bool) -> None:
         """Return messages to their queues; at the front, the last of *tags* is delivered first."""
         ...
 

@@ -214,7 +214,7 @@ class Driver(ABC):
         return self.complete(tags)
 
     @abstractmethod
-    def hand_back(
+    def requeue(
         self,
         tags: Sequence[str],
         *,

@@ -58,8 +58,8 @@ class Holder:
     def lost(self, tags: Sequence[str]) -> None:
         self.gone += tags
 
-    def hand_back(self, tags: Sequence[str], *, front: bool) -> None:
-        self.answers += self.driver.hand_back(tags, orderly=True, front=front)
+    def requeue(self, tags: Sequence[str], *, front: bool) -> None:
+        self.answers += self.driver.requeue(tags, orderly=True, front=front)
 
     def keeps(self, tag: str) -> bool:
         return tag in self.kept

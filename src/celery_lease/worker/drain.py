@@ -43,7 +43,7 @@ class Drain:
                 "draining: no more messages are taken until the worker is resumed or stopped"
             )
         self.leases.intake.drain()
-        self.leases.hand_back_unstarted()
+        self.leases.requeue_unstarted()
         self.clear()
 
     def end(self) -> bool:

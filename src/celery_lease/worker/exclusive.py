@@ -46,7 +46,7 @@ def take(request: Any, lease: Handle) -> None:
     elif answer.verdict is Verdict.LOST:
         request.end(lease.leases.discard)
     else:  # it may have the key, or be parked: the broker knows when this is answered
-        request.end(lambda tag: lease.leases.hand_back([tag], ending=Ending.HANDED_BACK))
+        request.end(lambda tag: lease.leases.requeue([tag], ending=Ending.HANDED_BACK))
     raise TaskRevokedError(request.id)
 
 

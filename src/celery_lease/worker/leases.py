@@ -174,7 +174,7 @@ class Leases(Table):
         answer = Answer.UNKNOWN if self.settling.left else self._completed(held)
         if answer is Answer.UNKNOWN:
             notices.unanswered_start(held)
-            self.settling.later(partial(self.driver.hand_back, orderly=True, front=True), [tag])
+            self.settling.later(partial(self.driver.requeue, orderly=True, front=True), [tag])
         if slot is not None:
             with self.lock:
                 if answer is Answer.HELD:
@@ -194,7 +194,7 @@ class Leases(Table):
         heard = again is Answer.LOST and self.clock.now() < deadline
         return Answer.HELD if heard else again
 
-    def hand_back(
+    def requeue(
         self,
         tags: Sequence[str],
         *,
@@ -218,9 +218,9 @@ class Leases(Table):
             self.driver.ended(safe)
         why = next(iter(lost.values())).why if len(lost) == 1 else None
         known: dict[str, Any] = {"why": why} if why else {}
-        give_back = partial(self.driver.hand_back, front=front)
-        self._send_returns(partial(give_back, orderly=False, **known), [*lost])
-        self._send_returns(partial(give_back, orderly=True), safe)
+        requeue = partial(self.driver.requeue, front=front)
+        self._send_returns(partial(requeue, orderly=False, **known), [*lost])
+        self._send_returns(partial(requeue, orderly=True), safe)
 
     def _send_returns(self, call: Callable[[list[str]], list[Answer]], tags: list[str]) -> None:
         with self.lock:
@@ -264,7 +264,7 @@ class Leases(Table):
         with self.lock:
             held = self._held.get(tag)
         if held is not None and held.lease.claim.delivery_limit is not None:
-            self.hand_back([tag], front=False, orderly=False)
+            self.requeue([tag], front=False, orderly=False)
         elif self.driver.capabilities.drops:
             if self._take(tag, State.COMPLETED, Ending.COMPLETED) is not None:
                 self.settling.send(self.driver.drop, [tag])
@@ -366,7 +366,7 @@ class Leases(Table):
         if held is not None and lost:
             self.note_loss(held, str(held.lease.lost or "its outcome was discarded"))
         ending = Ending.LOST if lost else Ending.HANDED_BACK
-        self.hand_back([tag], orderly=not lost, ending=ending)
+        self.requeue([tag], orderly=not lost, ending=ending)
 
     def bury(self, tag: str, queue: str) -> Answer:
         """Move a message to a dead-letter queue; its lease ends here with any answer."""
@@ -432,12 +432,12 @@ class Leases(Table):
                 self.settling.later(_log_not_stored, [held])
             self._take(tag, State.RELEASED, Ending.LOST if storing else Ending.ENDED)
             known: dict[str, Any] = {"why": held.why} if storing else {}
-            back = partial(self.driver.hand_back, orderly=not storing, front=True, **known)
+            back = partial(self.driver.requeue, orderly=not storing, front=True, **known)
             self.settling.later(back, [tag])
 
     # Called by the keeper and the bootsteps.
 
-    def hand_back_unstarted(self, *, flushed: bool = False) -> None:
+    def requeue_unstarted(self, *, flushed: bool = False) -> None:
         """Requeue all messages whose task does not run yet.
 
         This includes those in the pool's queue, where they would only wait for running tasks. If a
@@ -454,7 +454,7 @@ class Leases(Table):
                 if held.pid is None and (self._withdraw(held) or flushed)
             ]
         # Newest first, so that the oldest ends up at the front of the line.
-        self.hand_back(waiting[::-1], ending=Ending.HANDED_BACK)
+        self.requeue(waiting[::-1], ending=Ending.HANDED_BACK)
 
     def settle_outcomes(self) -> None:
         """Settle the messages of tasks whose processes wrote an outcome, without the pool's report.
@@ -470,7 +470,7 @@ class Leases(Table):
         if outcome is Outcome.DONE:
             self.complete(tag)
         elif outcome is Outcome.HANDED_OVER:
-            self.hand_back([tag])
+            self.requeue([tag])
         elif outcome is Outcome.DISCARDED:
             self.discard(tag)
         elif outcome is Outcome.REJECTED:
@@ -488,7 +488,7 @@ class Leases(Table):
                 self._not_stored(held)
         if held is not None and news:
             notices.lost(held, notices.RUN_AGAIN)
-        self.hand_back([tag], orderly=False, ending=Ending.LOST)
+        self.requeue([tag], orderly=False, ending=Ending.LOST)
 
     def _not_stored(self, held: Held) -> None:
         held.lease.lose(LossReason.RESULT_NOT_STORED)

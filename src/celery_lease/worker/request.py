@@ -120,7 +120,7 @@ class LeasedRequest(Request):
                 self.id,
                 extra=lease.fields(self),
             )
-            lease.leases.hand_back([lease.tag])
+            lease.leases.requeue([lease.tag])
             ticket = None
         if ticket is None:
             text = "task %s[%s] not started: its lease is gone"
@@ -284,7 +284,7 @@ class LeasedRequest(Request):
         self._is_back = requeue
         if self.lease is not None and not self.acknowledged:
             if requeue:
-                self.lease.leases.hand_back(
+                self.lease.leases.requeue(
                     [self.lease.tag],
                     orderly=not self.ending.is_loss,
                     front=self.ending.is_loss,

@@ -173,12 +173,12 @@ class Runtime:
         """Requeue reserved messages; *closing*: the worker stops."""
         self._end_ticks()
         if not closing:
-            self.leases.hand_back_unstarted(flushed=True)
+            self.leases.requeue_unstarted(flushed=True)
             return
         self.ask_to_stop()
         # In this order: requeued messages may be delivered to this consumer again.
         compat.stop_consuming(self._consumer)
-        self.leases.hand_back_unstarted()
+        self.leases.requeue_unstarted()
         self.leases.driver.end_receiving(compat.channel_of(self._consumer))
 
     def close(self) -> None:
@@ -251,7 +251,7 @@ class Runtime:
         leases.driver.turn(channel)
         if not leases.intake.is_open:
             leases.driver.end_receiving(channel)
-            leases.hand_back_unstarted()
+            leases.requeue_unstarted()
             compat.forget_requests(lambda lease: not lease.leases.knows(lease.tag))
 
     # Called by the main loop.

@@ -80,7 +80,7 @@ class Shutdown:
         if self._since is None:
             self._begin()
         self.leases.settle_outcomes()
-        self.leases.hand_back_unstarted()  # also those that arrived since
+        self.leases.requeue_unstarted()  # also those that arrived since
         for held in self.leases.running():
             self._press(held)
         if not len(self.leases):
@@ -152,7 +152,7 @@ class Shutdown:
                 self.leases.not_stored(lease.claim.tag)
             else:
                 self._forced = True
-                self.leases.hand_back([lease.claim.tag], ending=Ending.ENDED)
+                self.leases.requeue([lease.claim.tag], ending=Ending.ENDED)
 
         if not self.pool.end(held, release):
             self._disowned += 1

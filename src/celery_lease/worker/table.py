@@ -114,7 +114,7 @@ class Table:
                 held.lease.end(state)
             if held.slot is not None:
                 self.board.flag(held.slot, FLAGS_ENDED | released)
-                self.board.give_back(held.slot)
+                self.board.free(held.slot)
             return held
 
     def _note_pace(self, held: Held) -> None:

@@ -147,7 +147,7 @@ class Watchdog:
         self._leases.note_loss(held, cause, seen.stack)
 
         def release() -> None:
-            self._leases.hand_back([tag], orderly=False, ending=Ending.STALLED)
+            self._leases.requeue([tag], orderly=False, ending=Ending.STALLED)
 
         ended = self._pool.end(held, release)
         self.stalled += 1
@@ -192,5 +192,5 @@ class Watchdog:
                 self._pool.slots(),
             )
             self._leases.intake.stop()
-            self._leases.hand_back_unstarted()
+            self._leases.requeue_unstarted()
             self._pool.stop()

@@ -114,7 +114,7 @@ class Leasing(LeasingChannel):
                 return None
             return super().basic_reject(delivery_tag, requeue, **options)  # type: ignore[misc]
         if requeue:
-            return self.lease_holder.hand_back([delivery_tag], front=False)
+            return self.lease_holder.requeue([delivery_tag], front=False)
         return self.lease_holder.drop(delivery_tag)
 
     def stop_if_backlogged(self: Any) -> None:

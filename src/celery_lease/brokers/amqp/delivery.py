@@ -61,7 +61,7 @@ class Delivery:
         """Reject without requeueing; a dead-letter exchange of the queue gets the message."""
         return self._send(spec.Basic.Reject, False)  # noqa: FBT003  (requeue)
 
-    def give_back(self, *, orderly: bool) -> bool:
+    def requeue(self, *, orderly: bool) -> bool:
         """Return to the queue. Quorum queues of RabbitMQ 4.3 count a reject, but not a nack."""
         if orderly:
             return self._send(spec.Basic.Nack, False, True)  # noqa: FBT003  (multiple, requeue)

@@ -202,7 +202,7 @@ class AmqpDriver(Driver):
         """Reject messages without requeueing."""
         return self._settle(tags, Delivery.drop)
 
-    def hand_back(
+    def requeue(
         self,
         tags: Sequence[str],
         *,
@@ -228,7 +228,7 @@ class AmqpDriver(Driver):
         return [
             copied[tag]
             if tag in last
-            else self._settle([tag], lambda held: held.give_back(orderly=orderly))[0]
+            else self._settle([tag], lambda held: held.requeue(orderly=orderly))[0]
             for tag in tags
         ]
 
@@ -239,7 +239,7 @@ class AmqpDriver(Driver):
             waits = self._losses.waits(each.tag)
             if not waits:
                 self._losses.lost(each.tag, reason="expired")
-            if self.hand_back([each.tag], orderly=waits) == [Answer.HELD]:
+            if self.requeue([each.tag], orderly=waits) == [Answer.HELD]:
                 back.append(each)
         return back
 

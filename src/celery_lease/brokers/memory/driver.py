@@ -54,13 +54,13 @@ class Store:
             is_valid=lambda tag, now: tag in self.held and now < self.held[tag].expiry,
             about=lambda tag: self.held[tag].about if tag in self.held else {},
             put=_put_in_front,
-            end=lambda tag: self.put_back(tag, orderly=False, front=True),
+            end=lambda tag: self.requeue(tag, orderly=False, front=True),
         )
 
     def _now(self) -> float:
         return self.clock.now()
 
-    def put_back(self, tag: str, *, orderly: bool, front: bool) -> bool:
+    def requeue(self, tag: str, *, orderly: bool, front: bool) -> bool:
         """Return a message to its queue, counters included; the caller holds the lock."""
         held = self.held.pop(tag, None)
         if held is None:
@@ -196,7 +196,7 @@ class MemoryDriver(VirtualDriver):
 
     drop = complete
 
-    def hand_back(
+    def requeue(
         self,
         tags: Sequence[str],
         *,
@@ -206,7 +206,7 @@ class MemoryDriver(VirtualDriver):
     ) -> list[Answer]:
         """Return messages to their queues."""
         del why
-        return self._each(tags, lambda tag: self._store.put_back(tag, orderly=orderly, front=front))
+        return self._each(tags, lambda tag: self._store.requeue(tag, orderly=orderly, front=front))
 
     def reap(self, *, limit: int) -> list[Reaped]:
         """Return expired messages of this process to their queues."""
@@ -215,7 +215,7 @@ class MemoryDriver(VirtualDriver):
             late = self._late(limit)
             for each in late:
                 waits = self._store.held[each.tag].waits
-                self._store.put_back(each.tag, orderly=waits, front=True)
+                self._store.requeue(each.tag, orderly=waits, front=True)
         return late
 
     def overdue(self, *, limit: int) -> list[Reaped]:

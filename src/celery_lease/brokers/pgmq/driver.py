@@ -143,7 +143,7 @@ class PgmqDriver(VirtualDriver):
         """Delete messages."""
         return self._ask(Act.COMPLETE, _asks(tags), ANSWER_TIMEOUT)
 
-    def hand_back(
+    def requeue(
         self,
         tags: Sequence[str],
         *,

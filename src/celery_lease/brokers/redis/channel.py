@@ -74,7 +74,7 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
         if self.arrivals.tag and not self._has_room():
             # Since the request the window has shrunk, as after an ETA, or the worker has begun to
             # drain or to stop. Without an answer to this call a reaper returns the message.
-            self.driver.hand_back([self.arrivals.tag])
+            self.driver.requeue([self.arrivals.tag])
             raise Empty
         terms = self.holder.terms(message)
         if terms is None:

@@ -282,7 +282,7 @@ class RedisDriver(VirtualDriver):
         """Acknowledge messages."""
         return self._ask("complete", self.keys.claims, list(tags), len(tags))
 
-    def hand_back(
+    def requeue(
         self,
         tags: Sequence[str],
         *,
@@ -293,7 +293,7 @@ class RedisDriver(VirtualDriver):
         """Return messages to their queues, in pieces; the last of *tags* is delivered first."""
         known = f"{json.dumps(why)[1:-1]}, " if why else ""
         how = ["1" if orderly else "0", "RPUSH" if front else "LPUSH", known]
-        return self._in_pieces("hand_back", how, tags)
+        return self._in_pieces("requeue", how, tags)
 
     def return_unclaimed(self, attempts: Sequence[Attempt]) -> list[Answer]:
         """Return messages that were popped but perhaps never claimed."""

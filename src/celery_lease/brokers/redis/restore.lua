@@ -1,4 +1,4 @@
--- Shared by hand_back.lua, reap.lua and unclaim.lua: put a claimed message back where it came from.
+-- Shared by requeue.lua, reap.lua and unclaim.lua: put a claimed message back where it came from.
 --
 -- Stored text: `[<payload>, "<exchange>", "<routing key>"]`, kombu's own form, so that a plain
 -- kombu sweep can restore it too. The payload starts with `{"lease": "DDDDDD:LLLLLL", `: deliveries,

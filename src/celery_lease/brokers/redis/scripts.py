@@ -20,7 +20,7 @@ NAMES = (
     "due",
     "exhume",
     "extend",
-    "hand_back",
+    "requeue",
     "leave",
     "reap",
     "sweep",
@@ -31,7 +31,7 @@ NAMES = (
 #: and otherwise begins with the same command; the second is not needed on a full server.
 _IDLE = frozenset({"arrive", "leave"})
 #: Files that are put in front of the scripts that use them, in this order.
-_RESTORING = frozenset({"bury", "hand_back", "reap", "unclaim"})
+_RESTORING = frozenset({"bury", "requeue", "reap", "unclaim"})
 _EXCLUSIVE = frozenset({"claim", "complete", "take"}) | _RESTORING
 _SHARED = {
     "record": frozenset({"adopt", "arrive"}) | _EXCLUSIVE,

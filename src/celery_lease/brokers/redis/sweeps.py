@@ -64,10 +64,10 @@ class Sweeps:
         if not is_due:
             return iter(())
 
-        def put_back(tags: list[bytes]) -> Iterator[Reaped]:
+        def reclaim(tags: list[bytes]) -> Iterator[Reaped]:
             return plain.run(tags, self._sweep, self._members)
 
-        return self._rounds(limit, "plain", plain.timeout, put_back)
+        return self._rounds(limit, "plain", plain.timeout, reclaim)
 
     def overdue(self, client: redis.Redis, limit: int, plain: PlainSweep) -> list[Reaped]:
         """Return the messages that a sweep would return, without their queues; change nothing."""
@@ -93,14 +93,14 @@ class Sweeps:
         limit: int,
         what: str,
         seconds: float,
-        put_back: Callable[[list[bytes]], Iterator[Reaped]],
+        reclaim: Callable[[list[bytes]], Iterator[Reaped]],
         timeout: float = 0.0,
     ) -> Iterator[Reaped]:
         """Return the due messages; those that failed do not count towards *limit*."""
         for _ in range(ROUNDS):
             due = list(self._due(what, seconds, limit, timeout))
             is_last = len(due) < limit
-            for each in put_back(due[::-1]):
+            for each in reclaim(due[::-1]):
                 limit -= not each.error
                 yield each
             if is_last or limit <= 0:

@@ -185,7 +185,7 @@ class SqsDriver(VirtualDriver):
         self._losses.ended(tags)
         return self._ask(_DELETE, [self._entry(tag) for tag in tags], ANSWER_TIMEOUT)
 
-    def hand_back(
+    def requeue(
         self,
         tags: Sequence[str],
         *,
@@ -214,7 +214,7 @@ class SqsDriver(VirtualDriver):
         until = self._clock.now() + self.queues.get(url).visibility
         for handle in handles:
             self.receipts.add(Receipt(handle, queue, url, until))
-        answers = self.hand_back(handles)
+        answers = self.requeue(handles)
         if Answer.UNKNOWN in answers:
             logger.warning(
                 "queue %s: its visibility timeout has to pass for %s, which could not be released",

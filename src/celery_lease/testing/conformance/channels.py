@@ -130,7 +130,7 @@ def test_every_method_is_there_and_raises_but_one_error(bench: Bench, desk: Desk
             getattr(driver, operation)(*arguments)
         assert f"{operation}()" in str(refused.value)
     assert driver.complete([second.claim.tag]) == [Answer.LOST if can.buries else Answer.HELD]
-    assert driver.hand_back([second.claim.tag], orderly=True, front=True) == [Answer.LOST]
+    assert driver.requeue([second.claim.tag], orderly=True, front=True) == [Answer.LOST]
 
 
 def test_what_will_expire_can_be_looked_at(bench: Bench, desk: Desk) -> None:
@@ -217,9 +217,9 @@ def test_a_dead_letter_keeps_what_was_known_of_its_losses(bench: Bench, desk: De
     why = {"cause": "SIGSEGV", "note": "sawing", "done": 3.0, "stack": "in saw\n" * 250}
     message = desk.receive()[0]
     tags = [message.claim.tag]
-    answer = desk.driver.hand_back(tags, orderly=False, front=True, why=why)
+    answer = desk.driver.requeue(tags, orderly=False, front=True, why=why)
     assert answer == [Answer.HELD]
-    desk.driver.hand_back(tags, orderly=False, front=True, why=why)
+    desk.driver.requeue(tags, orderly=False, front=True, why=why)
     dead = f"q.{uuid.uuid4().hex[:8]}"
     again = desk.receive()[0]
     if desk.driver.capabilities.records:

@@ -112,7 +112,7 @@ def test_what_its_holder_calls_lost_is_lost_though_nothing_was_told_before(
     for losses in range(2):
         (message,) = desk.receive()
         assert (message.claim.deliveries, message.claim.losses) == (losses + 1, losses)
-        assert desk.driver.hand_back([message.claim.tag], orderly=False, front=True)
+        assert desk.driver.requeue([message.claim.tag], orderly=False, front=True)
         if losses == 0:
             eventually(lambda: is_back(bench, desk))
     eventually(lambda: is_back(bench, desk))
@@ -132,7 +132,7 @@ def test_from_its_beginning_on_an_expiry_is_a_loss_and_an_orderly_return_is_none
         (message,) = loser.receive()
         if begins:
             assert loser.driver.begin([message.claim.tag] * 2) == [Answer.HELD] * 2
-        assert loser.driver.hand_back([message.claim.tag], orderly=True, front=True)
+        assert loser.driver.requeue([message.claim.tag], orderly=True, front=True)
     (message,) = loser.receive()
     assert message.claim.losses == 0
     assert loser.driver.begin([message.claim.tag]) == [Answer.HELD]
@@ -163,7 +163,7 @@ def receive_again(bench: Bench, desk: Desk, *, orderly: bool) -> Any:
     bench.publish("a")
     (message,) = desk.receive()
     tags = [message.claim.tag]
-    assert desk.driver.hand_back(tags, orderly=orderly, front=True) == [Answer.HELD]
+    assert desk.driver.requeue(tags, orderly=orderly, front=True) == [Answer.HELD]
     (again,) = desk.receive()
     return again
 
@@ -197,7 +197,7 @@ def test_nothing_of_a_former_holder_touches_the_next_lease(
     knows = loser.driver.capabilities.fences
     assert loser.extend(stale, late=True) is (Answer.LOST if knows else Answer.UNKNOWN)
     assert loser.driver.complete([tag]) == [Answer.LOST]
-    assert loser.driver.hand_back([tag], orderly=True, front=True) == [Answer.LOST]
+    assert loser.driver.requeue([tag], orderly=True, front=True) == [Answer.LOST]
     stale.ack()
     loser.close()
     assert bench.waiting() == 0
