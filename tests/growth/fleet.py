@@ -24,9 +24,9 @@ from celery_lease.core.clock import SystemClock
 from celery_lease.core.delivery import Answer, Claim, Terms
 from celery_lease.core.lease import Lease
 from celery_lease.core.policy import LeasePolicy
-from celery_lease.worker.held import Held
+from celery_lease.worker.entries import LeaseEntry
 from celery_lease.worker.keeper import Keeper
-from celery_lease.worker.leases import Leases
+from celery_lease.worker.registry import LeaseRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -97,9 +97,9 @@ def keep(url: str, count: int, seconds: float, start: Start, pipe: Pipe) -> None
     clock = SystemClock()
     with Connection(url) as connection:
         driver = Watched(brokers.driver(connection.default_channel), POLICY.interval)
-        leases = Leases(driver, Board.create(), clock, "growth", lambda *_: POLICY)
+        leases = LeaseRegistry(driver, Board.create(), clock, "growth", lambda *_: POLICY)
         for held in _claimed(driver, leases, count):
-            leases._held[held.lease.claim.tag] = held
+            leases._entries[held.lease.claim.tag] = held
         keeper = Keeper(leases)
         start.ready.wait()
         _turn(keeper, leases, threading.Event(), until=time.monotonic() + POLICY.interval)
@@ -107,11 +107,11 @@ def keep(url: str, count: int, seconds: float, start: Start, pipe: Pipe) -> None
         driver.notes = Notes()
         cpu = _turn(keeper, leases, threading.Event(), until=time.monotonic() + seconds)
         driver.notes.cpu, driver.notes.wall = cpu, seconds
-        driver.notes.lost = sum(not held.lease.is_held for held in leases.held())
+        driver.notes.lost = sum(not held.lease.is_held for held in leases.entries())
         pipe.send(driver.notes)
 
 
-def _turn(keeper: Keeper, leases: Leases, nobody: threading.Event, *, until: float) -> float:
+def _turn(keeper: Keeper, leases: LeaseRegistry, nobody: threading.Event, *, until: float) -> float:
     """Do what the worker's service does; return the processor time of the passes."""
     spent = 0.0
     while time.monotonic() < until:
@@ -123,14 +123,14 @@ def _turn(keeper: Keeper, leases: Leases, nobody: threading.Event, *, until: flo
     return spent
 
 
-def _beat(leases: Leases) -> None:
+def _beat(leases: LeaseRegistry) -> None:
     now = leases.clock.now()
-    for held in leases.held():
+    for held in leases.entries():
         if held.slot is not None:
             leases.board.write_time(held.slot, beatboard.BEAT, now)
 
 
-def _claimed(driver: Any, leases: Leases, count: int) -> Iterator[Held]:
+def _claimed(driver: Any, leases: LeaseRegistry, count: int) -> Iterator[LeaseEntry]:
     """Claim as a channel does, with the calls in pipelines."""
     for start in range(0, count, AT_ONCE):
         attempts = [_attempt() for _ in range(min(AT_ONCE, count - start))]
@@ -160,7 +160,7 @@ def _claim(driver: Any, attempts: Sequence[Attempt]) -> list[Any]:
     return list(driver.call(command))
 
 
-def _held(leases: Leases, attempt: Attempt, token: int, asked_at: float) -> Held:
+def _held(leases: LeaseRegistry, attempt: Attempt, token: int, asked_at: float) -> LeaseEntry:
     claim = Claim(
         tag=attempt.tag,
         token=token,
@@ -176,7 +176,7 @@ def _held(leases: Leases, attempt: Attempt, token: int, asked_at: float) -> Held
     lease.extended_at = asked_at - random.uniform(0.0, POLICY.interval)
     slot = leases.board.lend()
     leases.board.allow(slot, lease.deadline)
-    return Held(lease, slot=slot)
+    return LeaseEntry(lease, slot=slot)
 
 
 class Fleet:

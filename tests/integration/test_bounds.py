@@ -46,7 +46,7 @@ def stage(valkey: RedisServer, tmp_path: Path) -> Iterator[RelayStage]:
 def test_a_worker_without_room_for_another_task_takes_no_more(stage: RelayStage) -> None:
     """Ten threads, room for three: each task runs once, under a lease, three of them at a time.
 
-    Removed: the board in ``Leases.backlogged``; failed with: 1,309 messages without room.
+    Removed: the board in ``LeaseRegistry.backlogged``; failed with: 1,309 messages without room.
     """
     options = WorkerOptions(
         module="harness.app_bounds", pool="threads", concurrency=10, extra=QUIET_PEERS

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from celery_lease.core.fields import NAMES
 from celery_lease.core.stats import label
 from celery_lease.observability.metrics import ENDINGS, METRICS, REASONS, Kind
-from celery_lease.worker.held import Ending
+from celery_lease.worker.entries import Ending
 from harness import json_log
 from harness.monitor import lease_events
 from harness.processes import LocalProcess

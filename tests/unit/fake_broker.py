@@ -16,15 +16,15 @@ from celery_lease.board.spans import Span
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal
 from celery_lease.core.policy import LeasePolicy
 from celery_lease.worker.keeper import Keeper, Report
-from celery_lease.worker.leases import Leases
 from celery_lease.worker.reaper import Counters
+from celery_lease.worker.registry import LeaseRegistry
 from celery_lease.worker.vitals import Vitals
 from unit.fakes import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from celery_lease.worker.held import Held
+    from celery_lease.worker.entries import LeaseEntry
 
 POLICY = LeasePolicy(extension=10.0, interval=2.0, shutdown_timeout=10.0)
 
@@ -131,7 +131,9 @@ class Bench:
         self.driver = FakeDriver(self.clock)
         self.board = Board.create(64, epoch=0.0)
         self.policy = policy
-        self.leases = Leases(self.driver, self.board, self.clock, "w1", lambda _, __: self.policy)
+        self.leases = LeaseRegistry(
+            self.driver, self.board, self.clock, "w1", lambda _, __: self.policy
+        )
         self.keeper = Keeper(self.leases)
 
     def receive(
@@ -141,7 +143,7 @@ class Bench:
         policy: LeasePolicy | None = None,
         task: str = "t",
         deliveries: int = 1,
-    ) -> Held:
+    ) -> LeaseEntry:
         """Claim a message, as a channel does."""
         message = FakeMessage(f"id-{tag}", task)
         message.lease_policy = policy or self.policy
@@ -159,7 +161,7 @@ class Bench:
         self.leases.claimed(claim, message)
         return self.held(tag)
 
-    def run(self, tag: str = "a", *, pid: int | None = 1, **options: Any) -> Held:
+    def run(self, tag: str = "a", *, pid: int | None = 1, **options: Any) -> LeaseEntry:
         """Receive a message and start its task."""
         held = self.receive(tag, **options)
         assert self.leases.start(tag)
@@ -175,29 +177,29 @@ class Bench:
         seen: Any = SimpleNamespace(**{"stalled": 0, "disowned": 0, "stuck": 0, **watchdog})
         return Vitals("w1@host", self.leases, Counters(), seen)
 
-    def held(self, tag: str) -> Held:
-        return self.leases._held[tag]
+    def held(self, tag: str) -> LeaseEntry:
+        return self.leases._entries[tag]
 
-    def write(self, held: Held, cell: int, seconds: float | None = None) -> None:
+    def write(self, held: LeaseEntry, cell: int, seconds: float | None = None) -> None:
         """Write a time as the task does."""
         assert held.slot
         self.board.write_time(held.slot, cell, self.clock.now() if seconds is None else seconds)
 
-    def enter(self, held: Held, span: Span) -> None:
+    def enter(self, held: LeaseEntry, span: Span) -> None:
         """Come to a span of the run, as the task's process does."""
         assert held.slot
         spans.enter(self.board, held.slot, span)
 
-    def beat(self, held: Held) -> None:
+    def beat(self, held: LeaseEntry) -> None:
         """Beat as the task does while its gate is open."""
         self.write(held, beatboard.BEAT)
 
-    def flags_of(self, held: Held) -> int | None:
+    def flags_of(self, held: LeaseEntry) -> int | None:
         """Return the flags that the task reads."""
         assert held.slot
         return self.board.read_flags(held.slot)
 
-    def gate(self, held: Held) -> float:
+    def gate(self, held: LeaseEntry) -> float:
         """Return until when the task's beats pass; 0.0: its next beat reads flags."""
         assert held.slot
         return self.board.read_time(held.slot, beatboard.GATE)

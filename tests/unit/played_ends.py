@@ -15,7 +15,7 @@ from celery.worker.request import create_request_cls
 from celery_lease import LeasedTask, ToolContext
 from celery_lease.core.delivery import Answer
 from celery_lease.task.hooks import raised
-from celery_lease.worker.held import Handle
+from celery_lease.worker.entries import LeaseHandle
 from celery_lease.worker.request import LeasedRequest
 from unit.leased_runs import Delivery, make_app, sent
 from unit.test_request import Leases
@@ -101,7 +101,7 @@ class Play:
         eventer = Mock(enabled=True, send=lambda event, **_: self.heard.append(event))
         cls = create_request_cls(LeasedRequest, self.task, Mock(), "w@unit", eventer, app=self.app)
         request = cls(message, app=self.app, task=self.task, eventer=eventer, hostname="w@unit")
-        request.lease = Handle(self.leases, "tag")  # type: ignore[arg-type]
+        request.lease = LeaseHandle(self.leases, "tag")  # type: ignore[arg-type]
         request._on_ack = request._on_reject = Mock()
         self.task.send_events = True
         return request

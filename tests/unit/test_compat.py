@@ -41,7 +41,7 @@ from celery_lease import LeasedTask
 from celery_lease.celery_patches import cut_connections, shared_fanout_queues
 from celery_lease.core.ticket import Ticket
 from celery_lease.worker import compat, pools
-from celery_lease.worker.held import Handle
+from celery_lease.worker.entries import LeaseHandle
 from celery_lease.worker.request import LeasedRequest
 from celery_lease.worker.steps import LeaseConsumer
 
@@ -130,7 +130,7 @@ def request_of(app: Celery, pool: FakePool, ticket: Ticket | None) -> LeasedRequ
     @app.task(name="t", base=LeasedTask, shared=False)
     def t() -> None: ...
 
-    lease = Handle(FakeLeases(ticket), "tag")  # type: ignore[arg-type]
+    lease = LeaseHandle(FakeLeases(ticket), "tag")  # type: ignore[arg-type]
     message = SimpleNamespace(
         headers={"task": "t", "id": "id"},
         body=b"[[], {}, {}]",

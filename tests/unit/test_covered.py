@@ -22,7 +22,7 @@ from celery_lease.task import covering
 from celery_lease.task.outcome import Discarded, OutOfReach
 from celery_lease.worker import covered
 from celery_lease.worker.covered import CoveredRequest
-from celery_lease.worker.held import Handle
+from celery_lease.worker.entries import LeaseHandle
 from unit.leased_runs import make_app, message_of
 from unit.test_request import COMPLETED, DROPPED, HELD, LOST, Leases, _raised
 
@@ -92,7 +92,7 @@ class Bench:
         app.use_fast_trace_task = True
         cls = create_request_cls(task.Request, task, self.pool, "w@unit", eventer, app=app)
         self.request: Any = cls(message, app=app, task=task, eventer=eventer, hostname="w@unit")
-        self.request.lease = Handle(self.leases, "tag")  # type: ignore[arg-type]
+        self.request.lease = LeaseHandle(self.leases, "tag")  # type: ignore[arg-type]
         self.acked, self.rejected = Mock(), Mock()
         self.request._on_ack, self.request._on_reject = self.acked, self.rejected
         state.task_reserved(self.request)
@@ -160,7 +160,7 @@ def test_a_dead_process_keeps_its_lease_until_its_pool_tells(
     bench = Bench(app, acks_late=True, **options)
     held = Mock(grace=0.0, exclusive=None)
     held.lease.claim.deliveries, held.lease.claim.turned_away = 1, None
-    bench.request.lease = Handle(bench.leases, "tag", held=held)  # type: ignore[arg-type]
+    bench.request.lease = LeaseHandle(bench.leases, "tag", entry=held)  # type: ignore[arg-type]
     bench.start()
     assert held.grace == (7.0 + covered.POOL_LOOKS if waits else 0.0)
 

@@ -12,7 +12,7 @@ from celery.worker.control import Panel
 
 from celery_lease.worker import compat, control
 from celery_lease.worker.drain import Drain
-from celery_lease.worker.held import Ending
+from celery_lease.worker.entries import Ending
 from celery_lease.worker.shutdown import Shutdown
 from unit.fake_broker import Bench
 

@@ -438,7 +438,7 @@ def test_a_lease_that_ended_during_the_call_is_left_alone(bench: Bench) -> None:
 def test_a_message_goes_back_only_after_the_extension_that_is_under_way(bench: Bench) -> None:
     """I5: an extension that reached the broker after the hand-back would hide the message again.
 
-    Removed: ``Leases.renewing``; failed with: ``['requeue', 'extend']``, the order of arrival.
+    Removed: ``LeaseRegistry.renewing``; failed with: ``["requeue", "extend"]``, by arrival.
     """
     order: list[str] = []
     bench.receive()

@@ -14,7 +14,7 @@ from celery_lease.core.lease import State
 from celery_lease.core.loss import LossReason
 from celery_lease.worker import loss
 from celery_lease.worker.diagnosis import Diagnosis, Doing
-from celery_lease.worker.held import Ending
+from celery_lease.worker.entries import Ending
 from unit.fake_broker import Bench
 
 

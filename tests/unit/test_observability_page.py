@@ -7,7 +7,7 @@ from pathlib import Path
 
 from celery_lease.observability.metrics import ENDINGS, METRICS, REASONS
 from celery_lease.worker import tally
-from celery_lease.worker.held import Ending
+from celery_lease.worker.entries import Ending
 
 TEXT = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
 

@@ -14,7 +14,7 @@ from opentelemetry.trace import StatusCode
 
 from celery_lease.observability import otel_traces
 from celery_lease.worker import exports
-from celery_lease.worker.held import Ending
+from celery_lease.worker.entries import Ending
 from unit.fake_broker import Bench
 
 if TYPE_CHECKING:

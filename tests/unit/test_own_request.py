@@ -203,7 +203,7 @@ def test_a_strategys_requests_are_of_the_mixed_class() -> None:
     consumer.disable_rate_limits = True
     handle = task.start_strategy(task.app, consumer)
     headers = {"id": uuid.uuid4().hex, "task": "own"}
-    lease = Mock(held=None, fault=None)
+    lease = Mock(entry=None, fault=None)
     message = Mock(headers=headers, properties={}, delivery_info={}, lease=lease)
     message.body, message.content_type, message.content_encoding = b"[[], {}, {}]", "json", "utf-8"
     message.payload = ([], {}, {})

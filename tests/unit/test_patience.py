@@ -58,7 +58,7 @@ def test_an_answer_ends_the_waiting() -> None:
 
 def outage(bench: Bench, seconds: float, step: float = 0.1) -> list[float]:
     """Let a task beat through an outage; return when the broker was asked."""
-    held = next(iter(bench.leases.held()))
+    held = next(iter(bench.leases.entries()))
     bench.driver.silent = True
     asked, ends = [], bench.clock.now() + seconds
     while bench.clock.now() < ends:
@@ -114,6 +114,6 @@ def test_a_pass_is_worth_it_again_when_the_wait_is_over(bench: Bench) -> None:
     """The keeper's thread sleeps no longer than that, and looks at its leases meanwhile."""
     bench.run()
     bench.clock.advance(3.0)
-    bench.beat(next(iter(bench.leases.held())))
+    bench.beat(next(iter(bench.leases.entries())))
     bench.driver.silent = True
     assert bench.passed().wait <= FIRST

@@ -17,7 +17,7 @@ from celery_lease import LeasedTask
 from celery_lease.core.delivery import Answer
 from celery_lease.core.errors import TooManyDeliveries
 from celery_lease.worker import poison
-from celery_lease.worker.held import Handle
+from celery_lease.worker.entries import LeaseHandle
 from celery_lease.worker.request import LeasedRequest
 from unit.fake_broker import Bench as Worker
 from unit.leased_runs import make_app, message_of
@@ -25,7 +25,7 @@ from unit.leased_runs import make_app, message_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_lease.worker.leases import Leases
+    from celery_lease.worker.registry import LeaseRegistry
 
 LOST_TOO_OFTEN = 5  # the default of lease_max_deliveries
 
@@ -53,7 +53,7 @@ class Bench:
         def task() -> None: ...
 
         self.task, self.worker, self.pool = task, Worker(), Mock()
-        self.leases: Leases = self.worker.leases
+        self.leases: LeaseRegistry = self.worker.leases
         self.leases.dead_letter_queue_of = "{}.dead".format
         self.broker = Broker(self.worker)
         self.tag = uuid.uuid4().hex
@@ -64,7 +64,7 @@ class Bench:
         eventer = Mock(enabled=True, send=lambda event, **_: self.events.append(event))
         cls = create_request_cls(LeasedRequest, task, self.pool, "w@unit", eventer, app=app)
         self.request: Any = cls(message, app=app, task=task, eventer=eventer, hostname="w@unit")
-        self.request.lease = Handle(self.leases, self.tag)
+        self.request.lease = LeaseHandle(self.leases, self.tag)
         self.acked = self.request._on_ack = Mock()
         self.request._on_reject = Mock()
         state.task_reserved(self.request)

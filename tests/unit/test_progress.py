@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from celery_lease.board import Slot
-    from celery_lease.worker.leases import Held
+    from celery_lease.worker.registry import LeaseEntry
 
 INTERVAL = 2.0
 
@@ -38,7 +38,7 @@ class Publishing(Bench):
         self.meanwhile()
         self.stored.append((task_id, told))
 
-    def say(self, held: Held, done: float, note: str = "") -> None:
+    def say(self, held: LeaseEntry, done: float, note: str = "") -> None:
         """Report progress as the task does."""
         assert held.slot
         self.beat(held)
@@ -60,7 +60,7 @@ def bench() -> Iterator[Publishing]:
     bench.leases.close()
 
 
-def slot_of(held: Held) -> Slot:
+def slot_of(held: LeaseEntry) -> Slot:
     """Return the record of a task that runs."""
     assert held.slot is not None
     return held.slot

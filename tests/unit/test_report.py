@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import pytest
 
     from celery_lease.board import Slot
-    from celery_lease.worker.leases import Held
+    from celery_lease.worker.registry import LeaseEntry
     from unit.fake_broker import Bench
 
 NEW_YEAR = 1893456000.0  # 2030, when the clock of a test begins
 
 
-def slot_of(held: Held) -> Slot:
+def slot_of(held: LeaseEntry) -> Slot:
     """Return the record of a task that runs."""
     assert held.slot is not None
     return held.slot

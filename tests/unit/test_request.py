@@ -26,7 +26,7 @@ from celery_lease.board.spans import Span
 from celery_lease.core.loss import LossReason
 from celery_lease.core.ticket import Ticket
 from celery_lease.task.outcome import Discarded, HandedOver, NotStored, OutOfReach
-from celery_lease.worker.held import Ending, Handle
+from celery_lease.worker.entries import Ending, LeaseHandle
 from celery_lease.worker.intake import Intake
 from celery_lease.worker.request import LeasedRequest
 from unit.fake_broker import Bench as LeaseBench
@@ -125,7 +125,7 @@ class Bench:
         eventer = Mock(enabled=True, send=self._event)
         cls = create_request_cls(LeasedRequest, task, self.pool, "w@unit", eventer, app=app)
         self.request = cls(message, app=app, task=task, eventer=eventer, hostname="w@unit")
-        self.request.lease = Handle(self.leases, "tag")  # type: ignore[arg-type]
+        self.request.lease = LeaseHandle(self.leases, "tag")  # type: ignore[arg-type]
         self.acked, self.rejected = Mock(), Mock()
         self.request._on_ack, self.request._on_reject = self.acked, self.rejected
         state.task_reserved(self.request)
@@ -423,7 +423,7 @@ def test_what_ends_a_hook_changes_nothing(app: Celery, exc: Exception) -> None:
     worker = LeaseBench()
     held = worker.run("tag")
     bench = Bench(app, send_events=True)
-    bench.request.lease = Handle(worker.leases, "tag", 1, held)
+    bench.request.lease = LeaseHandle(worker.leases, "tag", 1, held)
     worker.board.write_outcome(held.slot, Outcome.DONE)
     bench.failed(exc)
     bench.request.on_timeout(soft=False, timeout=1)
@@ -442,7 +442,7 @@ def test_a_cold_shutdown_leaves_what_is_over_to_the_keeper(
     worker = LeaseBench()
     held = worker.run("tag")
     bench = Bench(app)
-    bench.request.lease = Handle(worker.leases, "tag", 1, held)
+    bench.request.lease = LeaseHandle(worker.leases, "tag", 1, held)
     worker.board.write_outcome(held.slot, Outcome.DONE)
     bench.request.cancel(bench.pool)
     assert worker.driver.calls == []
@@ -469,7 +469,7 @@ def test_a_task_that_a_cold_shutdown_ends_in_its_body_has_lost_no_result(app: Ce
     held = worker.run("tag")
     bench = Bench(app)
     bench.request.on_accepted(4711, 1.0)
-    bench.request.lease = Handle(worker.leases, "tag", 1, held)
+    bench.request.lease = LeaseHandle(worker.leases, "tag", 1, held)
     pool.terminate_job.side_effect = lambda *_: worker.enter(held, Span.STORING)
     with log.in_sighandler():
         bench.request.cancel(pool)

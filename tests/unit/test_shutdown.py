@@ -17,14 +17,14 @@ from celery_lease.board import Outcome
 from celery_lease.core.delivery import Answer
 from celery_lease.core.loss import FLAG_SHUTDOWN, LossReason
 from celery_lease.core.stats import Fact
-from celery_lease.worker.held import Ending
+from celery_lease.worker.entries import Ending
 from celery_lease.worker.shutdown import FOR_KEYS, HAND_OVER_TIME, LOOK_INTERVAL, SILENCE, Shutdown
 from unit.fake_broker import POLICY, Bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_lease.worker.held import Held
+    from celery_lease.worker.entries import LeaseEntry
 
 #: Leases of a minute, so that they outlive every shutdown here.
 POLICY = replace(POLICY, extension=60.0, interval=10.0, shutdown_timeout=10.0)
@@ -55,7 +55,7 @@ class Pool:
             end=self._end, leave=self._leave, hangs=lambda: self.hangs, failed=self._fail
         )
 
-    def _end(self, held: Held, release: Callable[[], None]) -> bool:
+    def _end(self, held: LeaseEntry, release: Callable[[], None]) -> bool:
         self.ended.append(held.lease.claim.tag)
         release()
         return self.kills
@@ -85,7 +85,7 @@ class Stopping(Bench):
         self.clock.advance(seconds)
         self.shutdown.run_once()
 
-    def ends(self, held: Held, outcome: Outcome) -> None:
+    def ends(self, held: LeaseEntry, outcome: Outcome) -> None:
         """Let a task process say how its task ended."""
         assert held.slot
         self.board.write_outcome(held.slot, outcome)

@@ -19,7 +19,7 @@ from celery_lease.task.current import leased_context, prolong
 from unit.fake_broker import POLICY, Bench
 
 if TYPE_CHECKING:
-    from celery_lease.worker.held import Held
+    from celery_lease.worker.entries import LeaseEntry
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def receive(bench: Bench, tag: str = "a", **facts: object) -> Held:
+def receive(bench: Bench, tag: str = "a", **facts: object) -> LeaseEntry:
     """Claim a message with further facts of the claim."""
     held = bench.receive(tag)
     claim = replace(held.lease.claim, **facts)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 
 from celery_lease.core.delivery import Answer, Reaped
 from celery_lease.core.stats import BOUNDS, MOST_PAIRS, OTHERS, Fact, Trips, label
-from celery_lease.worker.held import Ending
+from celery_lease.worker.entries import Ending
 from unit.fake_broker import POLICY, Bench
 
 

@@ -17,14 +17,14 @@ from celery_lease import board as beatboard
 from celery_lease.board import Outcome
 from celery_lease.core.policy import Mode, OnLost
 from celery_lease.worker.diagnosis import Diagnosis, Doing
-from celery_lease.worker.held import Ending
+from celery_lease.worker.entries import Ending
 from celery_lease.worker.watchdog import LEAVING, LONGEST_WAIT, SLEPT, Watchdog
 from unit.fake_broker import POLICY, Bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_lease.worker.held import Held
+    from celery_lease.worker.entries import LeaseEntry
 
 WATCHED = replace(POLICY, watchdog_threshold=3.0)
 
@@ -54,7 +54,7 @@ class Kennel:
         )
         self.watchdog = Watchdog(self.bench.leases, self.pool)
 
-    def run(self, tag: str = "a", **options: object) -> Held:
+    def run(self, tag: str = "a", **options: object) -> LeaseEntry:
         self.running.add(tag)
         return self.bench.run(tag, **options)
 
@@ -67,11 +67,11 @@ class Kennel:
             wait = self.watchdog.run_once()
         return wait
 
-    def _diagnose(self, _held: Held) -> Diagnosis:
+    def _diagnose(self, _held: LeaseEntry) -> Diagnosis:
         self.meanwhile()
         return Diagnosis(self.doing, stack="  in somewhere")
 
-    def _end(self, held: Held, release: Callable[[], None]) -> bool:
+    def _end(self, held: LeaseEntry, release: Callable[[], None]) -> bool:
         self.ended.append(held.lease.claim.tag)
         self.bench.clock.advance(self.dying)
         release()

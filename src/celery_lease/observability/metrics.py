@@ -21,8 +21,8 @@ from celery_lease.core.lease import State
 from celery_lease.core.loss import CONSEQUENCES, LossReason
 from celery_lease.core.stats import OTHERS, Fact, Key, Stats, Trips, label, standalone
 from celery_lease.worker import vitals as workers
+from celery_lease.worker.entries import Ending
 from celery_lease.worker.health import WorkerHealth, health_of
-from celery_lease.worker.held import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

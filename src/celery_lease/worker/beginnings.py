@@ -17,21 +17,21 @@ from celery_lease.core.delivery import Answer
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from celery_lease.worker.held import Held
-    from celery_lease.worker.leases import Leases
+    from celery_lease.worker.entries import LeaseEntry
+    from celery_lease.worker.registry import LeaseRegistry
 
 
-def note(leases: Leases, held: Held) -> None:
+def note(leases: LeaseRegistry, entry: LeaseEntry) -> None:
     """Note that a task begins: from now on an end without an outcome is a loss.
 
     Called by the main thread, or by a pool's thread or greenlet.
     """
-    held.begun = True
-    if leases.loop_is_task or held.lease.claim.deliveries > 1:
-        send(leases, [held])
+    entry.begun = True
+    if leases.loop_is_task or entry.lease.claim.deliveries > 1:
+        send(leases, [entry])
 
 
-def send(leases: Leases, helds: Iterable[Held]) -> bool:
+def send(leases: LeaseRegistry, entries: Iterable[LeaseEntry]) -> bool:
     """Send to the broker which tasks have begun, each once; return whether it answered."""
 
     def begin(tags: list[str]) -> list[Answer]:
@@ -40,7 +40,7 @@ def send(leases: Leases, helds: Iterable[Held]) -> bool:
         return [Answer.HELD if each is Answer.LOST else each for each in answers]
 
     with leases.lock:
-        news = [held for held in helds if not held.begin_sent]
-        for held in news:
-            held.begin_sent = True
-    return leases.settling.send(begin, [held.lease.claim.tag for held in news])
+        news = [entry for entry in entries if not entry.begin_sent]
+        for entry in news:
+            entry.begin_sent = True
+    return leases.settling.send(begin, [entry.lease.claim.tag for entry in news])

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from celery.worker.consumer import Consumer
 
-    from celery_lease.worker.held import Held
-    from celery_lease.worker.leases import Leases
+    from celery_lease.worker.entries import LeaseEntry
+    from celery_lease.worker.registry import LeaseRegistry
 
 
 class Reaction(StrEnum):
@@ -40,7 +40,7 @@ class Reaction(StrEnum):
 
 
 def cancel(
-    leases: Leases, task_ids: Collection[str], consumer: Consumer | None
+    leases: LeaseRegistry, task_ids: Collection[str], consumer: Consumer | None
 ) -> dict[str, dict[str, Any]]:
     """Cancel tasks; return the result at this worker for each task id.
 
@@ -55,35 +55,35 @@ def cancel(
     done = {task_id: {"state": str(Reaction.UNKNOWN)} for task_id in task_ids}
     done |= {each: {"state": str(Reaction.PLAIN)} for each in compat.plain_tasks(task_ids)}
     with leases.lock:
-        helds = [held for held in leases.held() if held.lease.task_id in done]
-        reactions = [(held, _flag(leases, held)) for held in helds]
-    for held, reaction in reactions:
-        lease = held.lease
+        entries = [entry for entry in leases.entries() if entry.lease.task_id in done]
+        reactions = [(entry, _flag(leases, entry)) for entry in entries]
+    for entry, reaction in reactions:
+        lease = entry.lease
         main = consumer if reaction is Reaction.WAITS else None
         if main is not None and compat.revoke_waiting(main, lease.claim.tag):
             done[lease.task_id] = {"state": str(Reaction.REVOKED), "task": lease.name}
         else:
-            done[lease.task_id] = _facts(leases, held, reaction)
+            done[lease.task_id] = _facts(leases, entry, reaction)
     return done
 
 
-def _flag(leases: Leases, held: Held) -> Reaction:
+def _flag(leases: LeaseRegistry, entry: LeaseEntry) -> Reaction:
     """Set a task's flag on the board. The caller holds the lock: the record is still the task's."""
-    if not held.lease.is_held:
+    if not entry.lease.is_held:
         return Reaction.LOST
-    if held.slot is None:
+    if entry.slot is None:
         return Reaction.WAITS
-    leases.board.flag(held.slot, FLAG_CANCELLED)
+    leases.board.flag(entry.slot, FLAG_CANCELLED)
     return Reaction.FLAGGED
 
 
-def _facts(leases: Leases, held: Held, reaction: Reaction) -> dict[str, Any]:
-    lease, now = held.lease, leases.clock.now()
+def _facts(leases: LeaseRegistry, entry: LeaseEntry, reaction: Reaction) -> dict[str, Any]:
+    lease, now = entry.lease, leases.clock.now()
     return {
         "state": str(reaction),
         "task": lease.name,
         "mode": str(lease.policy.mode),
-        "beat_age": round(max(0.0, now - held.beat), 1) if held.beat else None,
+        "beat_age": round(max(0.0, now - entry.beat), 1) if entry.beat else None,
         "remaining": round(max(0.0, lease.deadline - now), 1),
-        "pid": held.pid,
+        "pid": entry.pid,
     }

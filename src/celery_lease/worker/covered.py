@@ -35,7 +35,7 @@ from celery_lease.worker.request import LeasedRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_lease.worker.held import Handle
+    from celery_lease.worker.entries import LeaseHandle
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +51,9 @@ class CoveredRequest(LeasedRequest):
     """One delivery of an undecorated task."""
 
     _refused = False  # its acknowledgement, so that it must not start
-    _former: Handle | None = None  # of the lease that its acknowledgement has ended
+    _former: LeaseHandle | None = None  # of the lease that its acknowledgement has ended
 
-    def _execute(self, lease: Handle, execute: Callable[[Any], Any], pool: Any) -> Any:
+    def _execute(self, lease: LeaseHandle, execute: Callable[[Any], Any], pool: Any) -> Any:
         kind = pools.kind(pool)
         if self.task.acks_late:
             given = _With(pool, covering.trace, self._begin(lease).to_dict())
@@ -71,14 +71,14 @@ class CoveredRequest(LeasedRequest):
         stand_in: Any = given
         return Request.execute_using_pool(self, stand_in)
 
-    def _leave_deaths_to_pool(self, lease: Handle) -> None:
+    def _leave_deaths_to_pool(self, lease: LeaseHandle) -> None:
         """Keep the lease of a dead process until the pool reports, where the task may fail for it.
 
         Celery's pool waits for a result that may be on its way, for ``worker_lost_wait``.
         """
         retries = getattr(self.task, "retry_on_worker_lost", False)  # 5.7
-        if lease.held is not None and (retries or not self.task.reject_on_worker_lost):
-            lease.held.grace = self.task.app.conf.worker_lost_wait + POOL_LOOKS
+        if lease.entry is not None and (retries or not self.task.reject_on_worker_lost):
+            lease.entry.grace = self.task.app.conf.worker_lost_wait + POOL_LOOKS
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         """Acknowledge an early task; one whose acknowledgement is refused is not accepted."""
@@ -87,7 +87,7 @@ class CoveredRequest(LeasedRequest):
         if not self._refused:
             super().on_accepted(pid, time_accepted)
 
-    def _acknowledge_first(self, lease: Handle) -> bool:
+    def _acknowledge_first(self, lease: LeaseHandle) -> bool:
         if not lease.leases.complete_first(lease.tag):
             text = "task %s[%s] " + NOT_STARTED
             logger.info(text, self.name, self.id, extra=lease.fields(self))

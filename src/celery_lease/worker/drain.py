@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_lease.worker.leases import Leases
+    from celery_lease.worker.registry import LeaseRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class Drain:
     """Starts and ends a drain, for remote control commands."""
 
-    leases: Leases
+    leases: LeaseRegistry
     #: Makes the consuming thread read the messages that the broker has already sent, and forget the
     #: requests whose messages went back.
     clear: Callable[[], None]

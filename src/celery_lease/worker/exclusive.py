@@ -13,26 +13,26 @@ from celery.exceptions import TaskRevokedError
 
 from celery_lease.core.keys import Verdict
 from celery_lease.worker import notices, pools
-from celery_lease.worker.held import REVOKED, Ending
+from celery_lease.worker.entries import REVOKED, Ending
 
 if TYPE_CHECKING:
     from celery_lease.core.keys import KeyAnswer
-    from celery_lease.worker.held import Handle
+    from celery_lease.worker.entries import LeaseHandle
 
 
-def turned_away(lease: Handle | None) -> KeyAnswer | None:
+def turned_away(lease: LeaseHandle | None) -> KeyAnswer | None:
     """Return why a task was to be revoked when its message was received, if it was."""
-    held = lease.held if lease is not None else None
-    return None if held is None else held.lease.claim.turned_away
+    entry = lease.entry if lease is not None else None
+    return None if entry is None else entry.lease.claim.turned_away
 
 
-def take(request: Any, lease: Handle) -> None:
+def take(request: Any, lease: LeaseHandle) -> None:
     """Take the key of a task that is about to start, if it needs one.
 
     Raises:
         TaskRevokedError: The task must not start now; Celery's word for that.
     """
-    if lease.held is None or lease.held.exclusive is None:
+    if lease.entry is None or lease.entry.exclusive is None:
         return
     if request.revoked():
         raise TaskRevokedError(request.id)
@@ -50,7 +50,7 @@ def take(request: Any, lease: Handle) -> None:
     raise TaskRevokedError(request.id)
 
 
-def take_inside(request: Any, lease: Handle) -> None:
+def take_inside(request: Any, lease: LeaseHandle) -> None:
     """Take the key in a pool in which requests wait, by the thread or greenlet that accepts one.
 
     Raises:
@@ -62,11 +62,11 @@ def take_inside(request: Any, lease: Handle) -> None:
         raise pools.end_of_work() from exc
 
 
-def give_way(request: Any, lease: Handle, answer: KeyAnswer) -> None:
+def give_way(request: Any, lease: LeaseHandle, answer: KeyAnswer) -> None:
     """Revoke a task for its key; its lease is kept until that is stored."""
-    held = lease.held
-    key = held.exclusive.key if held is not None and held.exclusive is not None else "?"
+    entry = lease.entry
+    key = entry.exclusive.key if entry is not None and entry.exclusive is not None else "?"
     reason = answer.reason(key)
-    if held is not None:
-        notices.revoked(held, reason)
+    if entry is not None:
+        notices.revoked(entry, reason)
     request.announce_revoked(reason, REVOKED[answer.verdict])

@@ -15,8 +15,8 @@ from celery_lease.worker import compat
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from celery_lease.worker.held import Held
-    from celery_lease.worker.leases import Leases
+    from celery_lease.worker.entries import LeaseEntry
+    from celery_lease.worker.registry import LeaseRegistry
 
 
 class Reaction(StrEnum):
@@ -30,25 +30,25 @@ class Reaction(StrEnum):
     UNKNOWN = "unknown"  #: it is not here
 
 
-def hand_over(leases: Leases, task_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+def hand_over(leases: LeaseRegistry, task_ids: Collection[str]) -> dict[str, dict[str, Any]]:
     """Have tasks handed over; return for each id what was done here. Any thread may call it."""
     done = {task_id: {"state": str(Reaction.UNKNOWN)} for task_id in task_ids}
     done |= {each: {"state": str(Reaction.PLAIN)} for each in compat.plain_tasks(task_ids)}
     with leases.lock:
-        for held in leases.held():
-            if held.lease.task_id in done:
-                reaction = _flag(leases, held)
-                done[held.lease.task_id] = {"state": str(reaction), "task": held.lease.name}
+        for entry in leases.entries():
+            if entry.lease.task_id in done:
+                reaction = _flag(leases, entry)
+                done[entry.lease.task_id] = {"state": str(reaction), "task": entry.lease.name}
     return done
 
 
-def _flag(leases: Leases, held: Held) -> Reaction:
+def _flag(leases: LeaseRegistry, entry: LeaseEntry) -> Reaction:
     """Flag a task that has its record; under the lock, so that the record is still its own."""
-    if not held.lease.is_held:
+    if not entry.lease.is_held:
         return Reaction.LOST
-    if held.slot is None or held.pid is None:
+    if entry.slot is None or entry.pid is None:
         return Reaction.WAITS
-    if not held.lease.policy.interruptible:
+    if not entry.lease.policy.interruptible:
         return Reaction.STEADFAST
-    leases.board.flag(held.slot, FLAG_SHUTDOWN)
+    leases.board.flag(entry.slot, FLAG_SHUTDOWN)
     return Reaction.FLAGGED

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from celery_lease.health_server import Health
 
 if TYPE_CHECKING:
-    from celery_lease.worker.leases import Leases
+    from celery_lease.worker.registry import LeaseRegistry
 
 #: Seconds that the main loop and the keeper may stand still before they count as dead, and before
 #: the worker counts as not ready.
@@ -32,7 +32,7 @@ class WorkerHealth(Health):
     stopping: bool  #: no more messages are taken
 
 
-def health_of(leases: Leases, stuck: int) -> WorkerHealth:
+def health_of(leases: LeaseRegistry, stuck: int) -> WorkerHealth:
     """Judge a worker by its keeper's last look and by its watchdog's count of stuck slots."""
     now = leases.clock.now()
     loop_age, keeper_age = now - leases.loop_alive, now - leases.keeper_seen

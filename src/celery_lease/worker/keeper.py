@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery_lease.core.lease import Extension
-    from celery_lease.worker.held import Held
-    from celery_lease.worker.leases import Leases
+    from celery_lease.worker.entries import LeaseEntry
+    from celery_lease.worker.registry import LeaseRegistry
 
 #: Longest wait for one answer, in seconds; leases with less time left are extended first.
 ANSWER_TIMEOUT = 5.0
@@ -55,19 +55,19 @@ class _Pass:
     now: float
     loop_seen: float
     report: Report = field(default_factory=Report)
-    due: list[Held] = field(default_factory=list)
-    lost: list[Held] = field(default_factory=list)
-    slow: list[Held] = field(default_factory=list)
-    unproven: list[Held] = field(default_factory=list)
-    ended: list[Held] = field(default_factory=list)
-    storing: list[Held] = field(default_factory=list)
-    begun: list[Held] = field(default_factory=list)
+    due: list[LeaseEntry] = field(default_factory=list)
+    lost: list[LeaseEntry] = field(default_factory=list)
+    slow: list[LeaseEntry] = field(default_factory=list)
+    unproven: list[LeaseEntry] = field(default_factory=list)
+    ended: list[LeaseEntry] = field(default_factory=list)
+    storing: list[LeaseEntry] = field(default_factory=list)
+    begun: list[LeaseEntry] = field(default_factory=list)
 
 
 class Keeper:
     """Extends leases whose tasks beat. For one thread; shares only ``leases``, under its lock."""
 
-    def __init__(self, leases: Leases, lives: Callable[[int], bool] | None = None) -> None:
+    def __init__(self, leases: LeaseRegistry, lives: Callable[[int], bool] | None = None) -> None:
         """*lives* returns whether the process or greenlet of a task is alive, by its number."""
         self._leases = leases
         self._lives = lives or is_alive
@@ -84,16 +84,16 @@ class Keeper:
         pass_ = self._look_at_all()
         report = pass_.report
         report.lost, report.unproven = len(pass_.lost), len(pass_.unproven)
-        for log, helds in (
+        for log, entries in (
             (self._log_lost, pass_.lost),
             (notices.slow, pass_.slow),
             (notices.unproven, pass_.unproven),
             (notices.storing, pass_.storing),
         ):
-            for held in helds:
-                log(held)
-        for held in pass_.ended:
-            self._leases.settle_outcome(held)
+            for entry in entries:
+                log(entry)
+        for entry in pass_.ended:
+            self._leases.settle_outcome(entry)
         if not self._patience.left(pass_.now):
             self._ask(pass_)
         if wait := self._patience.left(pass_.now):
@@ -110,7 +110,7 @@ class Keeper:
         silent = report.unknown > 0 and not report.extended
         sent = silent or beginnings.send(self._leases, pass_.begun)
         if silent or not sent or self._leases.settling.again():
-            left = min((held.lease.deadline for held in pass_.due), default=math.inf)
+            left = min((entry.lease.deadline for entry in pass_.due), default=math.inf)
             now = self._clock.now()
             self._patience.unanswered(now, lease=self._leases.shortest, left=left - now)
         else:
@@ -121,9 +121,9 @@ class Keeper:
             now = self._clock.now()
             pass_ = _Pass(now, self._loop_seen(now))
             self._leases.loop_alive, self._leases.keeper_seen = pass_.loop_seen, now
-            for held in self._leases.held():
-                if held.lease.is_held:
-                    self._look(held, pass_)
+            for entry in self._leases.entries():
+                if entry.lease.is_held:
+                    self._look(entry, pass_)
         pass_.report.wait = max(pass_.report.wait, SHORTEST_WAIT)
         return pass_
 
@@ -136,80 +136,80 @@ class Keeper:
         seen = self._leases.loop_seen
         if not self._leases.loop_is_task:
             return seen
-        running = [held for held in self._leases.held() if held.lease.state is State.RUNNING]
-        for held in running:
-            self._see_running(held, now)
+        running = [entry for entry in self._leases.entries() if entry.lease.state is State.RUNNING]
+        for entry in running:
+            self._see_running(entry, now)
         return max([seen, *(max(h.lease.beat, min(now, h.lease.quiet_until)) for h in running)])
 
-    def _look(self, held: Held, pass_: _Pass) -> None:
-        lease, report = held.lease, pass_.report
+    def _look(self, entry: LeaseEntry, pass_: _Pass) -> None:
+        lease, report = entry.lease, pass_.report
         report.held += 1
         report.wait = min(report.wait, lease.policy.interval / 4)
-        self._see(held, pass_)
-        if held.outcome(self._leases.board) is not Outcome.UNREPORTED:
+        self._see(entry, pass_)
+        if entry.outcome(self._leases.board) is not Outcome.UNREPORTED:
             # At once: its hooks may take longer than a lease, and must not be run twice for that.
-            pass_.ended.append(held)
+            pass_.ended.append(entry)
             return
-        if held.begun and not held.begin_sent:
-            pass_.begun.append(held)
-        if self._is_unproven(held, pass_.now):
-            held.unproven = True
-            pass_.unproven.append(held)
-        if self._stores_long(held, pass_.now):
-            held.storing_logged = True
-            pass_.storing.append(held)
-        if lease.expire(pass_.now, storing=held.span.stores):
-            self._flag_lost(held)
-            pass_.lost.append(held)
+        if entry.begun and not entry.begin_sent:
+            pass_.begun.append(entry)
+        if self._is_unproven(entry, pass_.now):
+            entry.unproven = True
+            pass_.unproven.append(entry)
+        if self._stores_long(entry, pass_.now):
+            entry.storing_logged = True
+            pass_.storing.append(entry)
+        if lease.expire(pass_.now, storing=entry.span.stores):
+            self._flag_lost(entry)
+            pass_.lost.append(entry)
         elif lease.is_due(pass_.now):
-            pass_.due.append(held)
-        elif self._is_slow(held, pass_.now):
+            pass_.due.append(entry)
+        elif self._is_slow(entry, pass_.now):
             self.silent.add(lease.name)
-            pass_.slow.append(held)
+            pass_.slow.append(entry)
 
-    def _see(self, held: Held, pass_: _Pass) -> None:
+    def _see(self, entry: LeaseEntry, pass_: _Pass) -> None:
         """Record the proof of progress: the loop's turning, the process's life, or beats."""
-        lease = held.lease
-        if lease.state is State.RESERVED and (started := self._leases.started_at(held)):
+        lease = entry.lease
+        if lease.state is State.RESERVED and (started := self._leases.started_at(entry)):
             lease.start(started)
         if lease.state is State.RUNNING:
-            self._see_running(held, pass_.now)
+            self._see_running(entry, pass_.now)
         elif lease.policy.hold_reserved:
             lease.see(pass_.loop_seen)
 
-    def _see_running(self, held: Held, now: float) -> None:
-        lease, board = held.lease, self._leases.board
-        if held.slot is None:
+    def _see_running(self, entry: LeaseEntry, now: float) -> None:
+        lease, board = entry.lease, self._leases.board
+        if entry.slot is None:
             return
-        beat = board.read_time(held.slot, beatboard.BEAT)
-        if beat > held.beat:
+        beat = board.read_time(entry.slot, beatboard.BEAT)
+        if beat > entry.beat:
             self._tally.beaten(lease)
-        span = spans.current(board, held.slot)
-        self._leases.paces.seen(held, beat, span, now)
-        held.beat = max(held.beat, beat, lease.started_at or 0.0)
-        held.quiet = board.read_time(held.slot, beatboard.QUIET)
-        held.span = span
-        by_life = self._proof_of_life(held, now)
-        held.beat = max(held.beat, by_life)
+        span = spans.current(board, entry.slot)
+        self._leases.paces.seen(entry, beat, span, now)
+        entry.beat = max(entry.beat, beat, lease.started_at or 0.0)
+        entry.quiet = board.read_time(entry.slot, beatboard.QUIET)
+        entry.span = span
+        by_life = self._proof_of_life(entry, now)
+        entry.beat = max(entry.beat, by_life)
         if lease.policy.mode is Mode.HEARTBEAT:
-            lease.see(max(beat, by_life), held.quiet)
-        elif self._is_alive(held, now):
+            lease.see(max(beat, by_life), entry.quiet)
+        elif self._is_alive(entry, now):
             lease.see(now)
 
-    def _proof_of_life(self, held: Held, now: float) -> float:
+    def _proof_of_life(self, entry: LeaseEntry, now: float) -> float:
         """Return the time up to which the process's life counts as beats; 0.0: it does not."""
-        started = held.lease.started_at or 0.0
-        until = spans.proof_of_life(held.span, started, held.lease.policy.extension, now)
-        return until if until and self._is_alive(held, now) else 0.0
+        started = entry.lease.started_at or 0.0
+        until = spans.proof_of_life(entry.span, started, entry.lease.policy.extension, now)
+        return until if until and self._is_alive(entry, now) else 0.0
 
-    def _is_alive(self, held: Held, now: float) -> bool:
+    def _is_alive(self, entry: LeaseEntry, now: float) -> bool:
         # None: it has started, and the pool has not reported its process yet.
-        if held.pid is None or self._lives(held.pid):
+        if entry.pid is None or self._lives(entry.pid):
             return True
-        held.dead_since = held.dead_since or now
-        return now - held.dead_since < held.grace
+        entry.dead_since = entry.dead_since or now
+        return now - entry.dead_since < entry.grace
 
-    def _extend(self, batch: list[Held], report: Report) -> None:
+    def _extend(self, batch: list[LeaseEntry], report: Report) -> None:
         """Send one batch of extensions and apply the answers.
 
         The extensions are computed at the last moment: another batch may have waited for its
@@ -218,11 +218,11 @@ class Keeper:
         leases = self._leases
         with leases.lock:
             now = self._clock.now()
-            asked = [(held, due) for held in batch if (due := _still_due(held, now))]
+            asked = [(entry, due) for entry in batch if (due := _still_due(entry, now))]
             leases.renewing.update(due.renewal.tag for _, due in asked)
         if not asked:
             return
-        left = min(held.lease.deadline for held, _ in asked) - now
+        left = min(entry.lease.deadline for entry, _ in asked) - now
         answers: list[Answer] = []
         try:
             answers = leases.driver.extend(
@@ -237,75 +237,77 @@ class Keeper:
         report.unknown += answers.count(Answer.UNKNOWN)
         report.extended += answers.count(Answer.HELD)
         report.lost += len(lost)
-        for held in lost:
-            self._log_lost(held)
+        for entry in lost:
+            self._log_lost(entry)
 
-    def _log_lost(self, held: Held) -> None:
-        notices.lost(held, stood=self._leases.stood_still(held))
+    def _log_lost(self, entry: LeaseEntry) -> None:
+        notices.lost(entry, stood=self._leases.stood_still(entry))
 
-    def _apply(self, asked: list[tuple[Held, Extension]], answers: list[Answer]) -> list[Held]:
+    def _apply(
+        self, asked: list[tuple[LeaseEntry, Extension]], answers: list[Answer]
+    ) -> list[LeaseEntry]:
         """Apply the answers to the leases and their records; return the leases that were lost."""
         now, lost = self._clock.now(), []
-        for (held, extension), answer in zip(asked, answers, strict=False):
-            lease = held.lease
+        for (entry, extension), answer in zip(asked, answers, strict=False):
+            lease = entry.lease
             self._tally.answered(lease, answer)
-            if not lease.is_held or (held.takes_key and answer is Answer.LOST):
+            if not lease.is_held or (entry.takes_key and answer is Answer.LOST):
                 continue  # it has ended; or it is being parked, and if it is not, asked for again
             # An answer after the deadline is too late: the task may know of the loss by now.
             if not lease.expire(now):
                 lease.answered(extension, answer)
             if lease.state is State.LOST:
-                self._flag_lost(held)
-                lost.append(held)
-            elif held.slot:
-                self._leases.board.allow(held.slot, lease.deadline)
+                self._flag_lost(entry)
+                lost.append(entry)
+            elif entry.slot:
+                self._leases.board.allow(entry.slot, lease.deadline)
         return lost
 
-    def _flag_lost(self, held: Held) -> None:
-        if held.slot and held.lease.lost:
-            self._leases.board.flag(held.slot, CONSEQUENCES[held.lease.lost].flags)
+    def _flag_lost(self, entry: LeaseEntry) -> None:
+        if entry.slot and entry.lease.lost:
+            self._leases.board.flag(entry.slot, CONSEQUENCES[entry.lease.lost].flags)
 
-    def _is_slow(self, held: Held, now: float) -> bool:
+    def _is_slow(self, entry: LeaseEntry, now: float) -> bool:
         """Whether half of a lease went by without a beat, for the first time of this task."""
-        lease = held.lease
+        lease = entry.lease
         return (
             lease.state is State.RUNNING
             and lease.policy.mode is Mode.HEARTBEAT
-            and now - held.beat > lease.policy.extension / 2
+            and now - entry.beat > lease.policy.extension / 2
             and now > lease.quiet_until
             and lease.name not in self.silent
         )
 
-    def _stores_long(self, held: Held, now: float) -> bool:
+    def _stores_long(self, entry: LeaseEntry, now: float) -> bool:
         """Whether storing has taken half of a lease, and its process has not logged that; once."""
-        if not held.span.stores:
+        if not entry.span.stores:
             return False
-        held.storing_since = held.storing_since or now
-        long = now - held.storing_since > held.lease.policy.extension / 2
-        return long and held.span is Span.STORING and not held.storing_logged
+        entry.storing_since = entry.storing_since or now
+        long = now - entry.storing_since > entry.lease.policy.extension / 2
+        return long and entry.span is Span.STORING and not entry.storing_logged
 
-    def _is_unproven(self, held: Held, now: float) -> bool:
+    def _is_unproven(self, entry: LeaseEntry, now: float) -> bool:
         """Whether heartbeat mode would have lost an observed lease by now; once a lease."""
-        lease = held.lease
+        lease = entry.lease
         return (
             lease.state is State.RUNNING
             and lease.policy.mode is Mode.OBSERVE
-            and not held.unproven
-            and now >= max(held.beat + lease.policy.extension, held.quiet)
+            and not entry.unproven
+            and now >= max(entry.beat + lease.policy.extension, entry.quiet)
         )
 
 
-def _still_due(held: Held, now: float) -> Extension | None:
+def _still_due(entry: LeaseEntry, now: float) -> Extension | None:
     """Return the extension to send; None if the lease ended, or is past its deadline."""
-    lease = held.lease
+    lease = entry.lease
     return lease.begin_extension(now) if now < lease.deadline and lease.is_due(now) else None
 
 
-def _by_urgency(pass_: _Pass) -> list[list[Held]]:
+def _by_urgency(pass_: _Pass) -> list[list[LeaseEntry]]:
     """Return the due leases in two batches, those that expire soon first: they can wait less."""
-    urgent: list[Held] = []
-    rest: list[Held] = []
-    for held in pass_.due:
-        left = held.lease.deadline - pass_.now
-        (urgent if left < ANSWER_TIMEOUT else rest).append(held)
+    urgent: list[LeaseEntry] = []
+    rest: list[LeaseEntry] = []
+    for entry in pass_.due:
+        left = entry.lease.deadline - pass_.now
+        (urgent if left < ANSWER_TIMEOUT else rest).append(entry)
     return [batch for batch in (urgent, rest) if batch]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from celery_lease.board import Board
-    from celery_lease.worker.held import Held
+    from celery_lease.worker.entries import LeaseEntry
 
 #: Characters of a stack that go with the message.
 LONGEST_STACK = 2000
@@ -28,9 +28,9 @@ def cause_of_death(report: object) -> str:
     return f"{name}, perhaps out of memory" if name == "SIGKILL" else name
 
 
-def facts(board: Board, held: Held, cause: str, stack: str = "") -> dict[str, object]:
+def facts(board: Board, entry: LeaseEntry, cause: str, stack: str = "") -> dict[str, object]:
     """Return the known facts of a loss: cause, note, progress, stack."""
-    progress = board.read_progress(held.slot) if held.slot else None
+    progress = board.read_progress(entry.slot) if entry.slot else None
     known = {
         "cause": _storable(cause),
         "note": _storable(progress.note) if progress else "",

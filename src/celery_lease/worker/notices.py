@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from celery_lease.worker.diagnosis import Diagnosis
-    from celery_lease.worker.held import Held
+    from celery_lease.worker.entries import LeaseEntry
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +26,9 @@ RUN_AGAIN = "its message is returned to its queue"
 THROWN_AWAY = "it ended after that, its outcome is discarded"
 
 
-def lost(held: Held, then: str = NEXT_BEAT, *, stood: float = 0.0) -> None:
+def lost(entry: LeaseEntry, then: str = NEXT_BEAT, *, stood: float = 0.0) -> None:
     """Log that a lease was lost, and the consequence; *stood*: seconds this process stood still."""
-    lease = held.lease
+    lease = entry.lease
     if then == NEXT_BEAT and (
         lease.policy.on_lost is OnLost.CONTINUE or lease.policy.mode is Mode.OBSERVE
     ):
@@ -41,18 +41,18 @@ def lost(held: Held, then: str = NEXT_BEAT, *, stood: float = 0.0) -> None:
         lease.claim.deliveries,
         lease.claim.token,
         f"{then}; this process stood still for {stood:.1f} s" if stood else then,
-        extra=held.fields,
+        extra=entry.fields,
     )
 
 
-def unanswered_start(held: Held) -> None:
+def unanswered_start(entry: LeaseEntry) -> None:
     """Say that a task is not started because its acknowledgement was not answered."""
     logger.error(
         "task %s[%s] not started: the broker did not answer its acknowledgement, and it is to run "
         "once at most. It is requeued, unless the broker had accepted that",
-        held.lease.name,
-        held.lease.task_id,
-        extra=held.fields,
+        entry.lease.name,
+        entry.lease.task_id,
+        extra=entry.fields,
     )
 
 
@@ -85,36 +85,36 @@ def outran(task: str, held: float, queue: str, timeout: float, *, begun: bool) -
         )
 
 
-def slow(held: Held) -> None:
+def slow(entry: LeaseEntry) -> None:
     """Log that half of a lease went by without a beat."""
-    lease = held.lease
+    lease = entry.lease
     logger.warning(
         "task %s[%s] has not beaten for half of its lease of %g s; without a beat it is lost, "
         "and run elsewhere. Beat more often, raise lease_extension, or use lease_mode 'daemon'",
         lease.name,
         lease.task_id,
         lease.policy.extension,
-        extra=held.fields,
+        extra=entry.fields,
     )
 
 
-def storing(held: Held) -> None:
+def storing(entry: LeaseEntry) -> None:
     """Log that a task has ended, and that its outcome takes long to be stored."""
-    lease = held.lease
+    lease = entry.lease
     logger.warning(
         "task %s[%s] has ended, but for half of its lease of %g s its callbacks were not sent, or "
         "the result backend did not store that: waited for as long as the lease is held",
         lease.name,
         lease.task_id,
         lease.policy.extension,
-        extra=held.fields,
+        extra=entry.fields,
     )
 
 
-def unproven(held: Held) -> None:
+def unproven(entry: LeaseEntry) -> None:
     """Log after how many seconds heartbeat mode would have lost an observed lease."""
-    lease = held.lease
-    expiry = max(held.beat + lease.policy.extension, held.quiet)
+    lease = entry.lease
+    expiry = max(entry.beat + lease.policy.extension, entry.quiet)
     logger.warning(
         "task %s[%s] is observed: lease_mode 'heartbeat' would have lost its lease after "
         "%.1f s, with no beat for %g s",
@@ -122,52 +122,52 @@ def unproven(held: Held) -> None:
         lease.task_id,
         expiry - (lease.started_at or expiry),
         lease.policy.extension,
-        extra=held.fields,
+        extra=entry.fields,
     )
 
 
-def stalled(held: Held, silence: float, seen: Diagnosis) -> None:
+def stalled(entry: LeaseEntry, silence: float, seen: Diagnosis) -> None:
     """Log what a silent task does before the watchdog ends it."""
-    lease = held.lease
+    lease = entry.lease
     logger.error(
         "task %s[%s] has not beaten for %.1f s, process %s is %s: it is ended, its message "
         "returned; delivery %d%s",
         lease.name,
         lease.task_id,
         silence,
-        held.pid,
+        entry.pid,
         seen,
         lease.claim.deliveries,
         f"\n{seen.stack}" if seen.stack else "",
-        extra=held.fields,
+        extra=entry.fields,
     )
 
 
-def disowned(held: Held) -> None:
+def disowned(entry: LeaseEntry) -> None:
     """Log that a task could not be ended, and that its outcome will not count."""
-    lease = held.lease
+    lease = entry.lease
     logger.error(
         "task %s[%s] cannot be ended in this pool: it is disowned, its message was returned and "
         "its outcome will be discarded; its slot is taken until it ends",
         lease.name,
         lease.task_id,
-        extra=held.fields,
+        extra=entry.fields,
     )
 
 
-def process_gone(held: Held, cause: object, stack: str = "") -> None:
+def process_gone(entry: LeaseEntry, cause: object, stack: str = "") -> None:
     """Log that a task's process died, with the cause and the stack if they are known."""
-    lease = held.lease
+    lease = entry.lease
     logger.error(
         "task %s[%s]: its process %s ended under it (%s), delivery %d, token %d%s",
         lease.name,
         lease.task_id,
-        held.pid,
+        entry.pid,
         cause,
         lease.claim.deliveries,
         lease.claim.token,
         f"\n{stack}" if stack else "",
-        extra=held.fields,
+        extra=entry.fields,
     )
 
 
@@ -183,22 +183,22 @@ def parked(name: str, task_id: str, key: str, by: str) -> None:
     )
 
 
-def revoked(held: Held, reason: str) -> None:
+def revoked(entry: LeaseEntry, reason: str) -> None:
     """Say that a task is not run, because of its exclusive key."""
-    lease = held.lease
-    logger.info("task %s[%s] is revoked: %s", lease.name, lease.task_id, reason, extra=held.fields)
+    lease = entry.lease
+    logger.info("task %s[%s] is revoked: %s", lease.name, lease.task_id, reason, extra=entry.fields)
 
 
-def left_behind(helds: Iterable[Held]) -> None:
+def left_behind(entries: Iterable[LeaseEntry]) -> None:
     """Log the leases that a worker holds at its end; each expires and its message comes back."""
-    for held in helds:
-        lease = held.lease
+    for entry in entries:
+        lease = entry.lease
         logger.warning(
             "the worker exits and still holds task %s[%s]: its message is returned to its queue "
             "when its lease expires",
             lease.name,
             lease.task_id,
-            extra=held.fields,
+            extra=entry.fields,
         )
 
 

@@ -13,7 +13,7 @@ from celery_lease.core.pace import Pace
 from celery_lease.core.stats import MOST_PAIRS, OTHERS
 
 if TYPE_CHECKING:
-    from celery_lease.worker.held import Held
+    from celery_lease.worker.entries import LeaseEntry
 
 #: Seconds of a run after which the keeper has looked often enough to have seen a beat.
 SEEN = 2.0
@@ -25,44 +25,44 @@ class Paces:
     def __init__(self) -> None:
         self._paces: dict[str, Pace] = {}
 
-    def seen(self, held: Held, beat: float, span: Span, now: float) -> None:
-        """Record the keeper's look at a task in its body, before *held* is updated."""
-        if held.span is not Span.BODY:
+    def seen(self, entry: LeaseEntry, beat: float, span: Span, now: float) -> None:
+        """Record the keeper's look at a task in its body, before *entry* is updated."""
+        if entry.span is not Span.BODY:
             return
         if span.stores:
-            self._gap(held, held.beat, now)
-        elif beat > held.beat:
-            held.beats += 1
-            self._gap(held, held.beat, beat)
+            self._gap(entry, entry.beat, now)
+        elif beat > entry.beat:
+            entry.beats += 1
+            self._gap(entry, entry.beat, beat)
 
-    def ended(self, held: Held, started: float, beat: float, now: float) -> None:
+    def ended(self, entry: LeaseEntry, started: float, beat: float, now: float) -> None:
         """Record the end of a run: *started*, *beat* (its last) and *now* are monotonic seconds."""
-        if not started or held.ending is None:
+        if not started or entry.ending is None:
             return
-        pace, policy = self._of(held), held.lease.policy
+        pace, policy = self._of(entry), entry.lease.policy
         pace.mode, pace.extension = str(policy.mode), policy.extension
-        if held.ending.is_loss:
+        if entry.ending.is_loss:
             pace.lost += 1
             return
-        if not held.span.stores:  # the end of its body was not seen
-            self._gap(held, max(held.beat, started, beat), now)
+        if not entry.span.stores:  # the end of its body was not seen
+            self._gap(entry, max(entry.beat, started, beat), now)
         pace.runs += 1
         pace.longest_run = max(pace.longest_run, now - started)
-        pace.silent += not held.beats and now - started > SEEN
-        pace.late += held.gap >= policy.extension
+        pace.silent += not entry.beats and now - started > SEEN
+        pace.late += entry.gap >= policy.extension
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return the paces for JSON, by task."""
         return {name: pace.to_dict() for name, pace in self._paces.items()}
 
-    def _gap(self, held: Held, since: float, until: float) -> None:
+    def _gap(self, entry: LeaseEntry, since: float, until: float) -> None:
         """Record a gap between two beats; declared quiet periods do not count."""
-        gap = max(0.0, until - max(since, held.quiet))
-        held.gap = max(held.gap, gap)
-        self._of(held).add_gap(gap)
+        gap = max(0.0, until - max(since, entry.quiet))
+        entry.gap = max(entry.gap, gap)
+        self._of(entry).add_gap(gap)
 
-    def _of(self, held: Held) -> Pace:
-        name = held.lease.name
+    def _of(self, entry: LeaseEntry) -> Pace:
+        name = entry.lease.name
         if name not in self._paces and len(self._paces) >= MOST_PAIRS:
             name = OTHERS[0]
         return self._paces.setdefault(name, Pace())

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from celery_lease.core.lease import Lease
     from celery_lease.task.outcome import OutOfReach
-    from celery_lease.worker.held import Handle
+    from celery_lease.worker.entries import LeaseHandle
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def refuse(lease: Lease, dead_letter_queue_of: Callable[[str], str] | None) -> N
         raise TooManyDeliveries(lease.task_id, claim.losses, queue)
 
 
-def bury(request: Request, lease: Handle, exc: TooManyDeliveries) -> bool:
+def bury(request: Request, lease: LeaseHandle, exc: TooManyDeliveries) -> bool:
     """Move a request's message to its dead-letter queue and fail its task.
 
     Returns:
@@ -75,7 +75,7 @@ def bury(request: Request, lease: Handle, exc: TooManyDeliveries) -> bool:
     return answer is Answer.HELD
 
 
-def stop_for(request: Request, lease: Handle, exc: OutOfReach) -> None:
+def stop_for(request: Request, lease: LeaseHandle, exc: OutOfReach) -> None:
     """Stop a worker whose task processes cannot reach its memory, before the message goes back.
 
     The fault is the installation's, not the task's: no loss is counted.

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from celery_lease.board import Progress
-    from celery_lease.worker.held import Held
-    from celery_lease.worker.leases import Leases
+    from celery_lease.worker.entries import LeaseEntry
+    from celery_lease.worker.registry import LeaseRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Publisher:
 
     def __init__(
         self,
-        leases: Leases,
+        leases: LeaseRegistry,
         interval: float,
         store: Callable[..., None],
     ) -> None:
@@ -66,12 +66,12 @@ class Publisher:
     def run_once(self) -> float:
         """Publish the progress that is due; return the seconds until the next look."""
         running = self._leases.running()
-        tags = {held.lease.claim.tag for held in running}
+        tags = {entry.lease.claim.tag for entry in running}
         self._published = {tag: what for tag, what in self._published.items() if tag in tags}
         with self._turn:
             self._closed &= tags
-        for held in running:
-            self._look(held)
+        for entry in running:
+            self._look(entry)
         return min(max(self._interval / 4, SHORTEST_WAIT), LONGEST_WAIT)
 
     def close(self, tag: str) -> None:
@@ -83,8 +83,8 @@ class Publisher:
             self._closed.add(tag)
             self._turn.wait_for(lambda: self._current != tag, publishing.PATIENCE)
 
-    def _look(self, held: Held) -> None:
-        board, slot, tag = self._leases.board, held.slot, held.lease.claim.tag
+    def _look(self, entry: LeaseEntry) -> None:
+        board, slot, tag = self._leases.board, entry.slot, entry.lease.claim.tag
         now = self._leases.clock.now()
         last = self._published.get(tag)
         if slot is None or (last is not None and now - last.at < self._interval):
@@ -92,14 +92,14 @@ class Publisher:
         progress = board.read_progress(slot)
         if progress.reports == (0 if last is None else last.reports):
             return
-        with self._may_publish(held) as allowed:
-            if allowed and self._publish(held, progress):
+        with self._may_publish(entry) as allowed:
+            if allowed and self._publish(entry, progress):
                 self._published[tag] = _Published(now, progress.reports)
 
     @contextmanager
-    def _may_publish(self, held: Held) -> Iterator[bool]:
+    def _may_publish(self, entry: LeaseEntry) -> Iterator[bool]:
         """Yield whether a task's progress may be stored; the end of the task waits meanwhile."""
-        board, slot, tag = self._leases.board, held.slot, held.lease.claim.tag
+        board, slot, tag = self._leases.board, entry.slot, entry.lease.claim.tag
         with self._turn:
             self._current = None if tag in self._closed else tag
         try:
@@ -107,7 +107,7 @@ class Publisher:
                 yield False
                 return
             try:
-                yield self._is_its_own(held)
+                yield self._is_its_own(entry)
             finally:
                 publishing.end(board, slot)
         finally:
@@ -115,9 +115,9 @@ class Publisher:
                 self._current = None
                 self._turn.notify_all()
 
-    def _is_its_own(self, held: Held) -> bool:
+    def _is_its_own(self, entry: LeaseEntry) -> bool:
         """Whether this delivery still runs the task, and holds its lease while it is stored."""
-        lease, slot = held.lease, held.slot
+        lease, slot = entry.lease, entry.slot
         left = lease.deadline - self._leases.clock.now()
         return (
             slot is not None
@@ -126,8 +126,8 @@ class Publisher:
             and self._leases.board.read_outcome(slot) is Outcome.UNREPORTED
         )
 
-    def _publish(self, held: Held, progress: Progress) -> bool:
-        lease = held.lease
+    def _publish(self, entry: LeaseEntry, progress: Progress) -> bool:
+        lease = entry.lease
         facts = {
             "done": progress.done,
             "total": progress.total,
@@ -136,7 +136,7 @@ class Publisher:
             "at": round(self._leases.clock.wall().timestamp(), 3),
         }
         try:
-            self._store(lease.name, lease.task_id, facts, held.request)
+            self._store(lease.name, lease.task_id, facts, entry.request)
         except Exception as exc:  # noqa: BLE001  (as many ways to be away as there are backends)
             level = logging.DEBUG if self._silent else logging.WARNING
             logger.log(level, "progress of tasks is not published: %s", masked(exc))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from celery_lease.board import Board, Slot
     from celery_lease.core.lease import Lease
-    from celery_lease.worker.leases import Leases
+    from celery_lease.worker.registry import LeaseRegistry
 
 
 class _Copy(NamedTuple):
@@ -39,7 +39,7 @@ class _Copy(NamedTuple):
     key: str
 
 
-def describe(leases: Leases, task_ids: Container[str] | None = None) -> list[dict[str, Any]]:
+def describe(leases: LeaseRegistry, task_ids: Container[str] | None = None) -> list[dict[str, Any]]:
     """Return the leases that a worker holds as JSON-able facts, the longest held first.
 
     Times are seconds since 1970 by the worker's clock, durations are seconds.
@@ -54,26 +54,26 @@ def describe(leases: Leases, task_ids: Container[str] | None = None) -> list[dic
     return [row for row in rows if row is not None]
 
 
-def _copies(leases: Leases, task_ids: Container[str] | None) -> list[_Copy]:
+def _copies(leases: LeaseRegistry, task_ids: Container[str] | None) -> list[_Copy]:
     with leases.lock:
         return [
             _Copy(
-                held.lease,
-                held.lease.state,
-                held.lease.lost,
-                held.lease.deadline,
-                held.lease.beat,
-                held.lease.started_at,
-                held.pid,
-                held.slot,
-                held.exclusive.key if held.exclusive is not None and held.holds_key else "",
+                entry.lease,
+                entry.lease.state,
+                entry.lease.lost,
+                entry.lease.deadline,
+                entry.lease.beat,
+                entry.lease.started_at,
+                entry.pid,
+                entry.slot,
+                entry.exclusive.key if entry.exclusive is not None and entry.holds_key else "",
             )
-            for held in leases.held()
-            if task_ids is None or held.lease.task_id in task_ids
+            for entry in leases.entries()
+            if task_ids is None or entry.lease.task_id in task_ids
         ]
 
 
-def _row(copy: _Copy, leases: Leases, now: float, epoch: float) -> dict[str, Any] | None:
+def _row(copy: _Copy, leases: LeaseRegistry, now: float, epoch: float) -> dict[str, Any] | None:
     lease, claim = copy.lease, copy.lease.claim
     seen = _Seen.of(copy, leases.board)
     if seen is None:

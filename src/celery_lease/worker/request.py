@@ -29,13 +29,13 @@ from celery_lease.core.ticket import KEY as TICKET
 from celery_lease.task import hooks
 from celery_lease.task.outcome import Cancelled, Discarded, HandedOver, NotStored, OutOfReach
 from celery_lease.worker import beginnings, compat, exclusive, poison, pools
-from celery_lease.worker.held import Ending
+from celery_lease.worker.entries import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from celery_lease.core.ticket import Ticket
-    from celery_lease.worker.held import Handle
+    from celery_lease.worker.entries import LeaseHandle
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ PROCESS_GONE = (WorkerLostError, TimeLimitExceeded, SystemExit, KeyboardInterrup
 class LeasedRequest(Request):
     """One delivery of a leased task. Without a lease it is a plain request."""
 
-    lease: Handle | None
+    lease: LeaseHandle | None
     ending = Ending.HANDED_OVER  #: the way in which it leaves the registry when it is requeued
     is_void = False  #: it ended without an outcome, because its lease was gone
     _waits_for_backend = False  # Celery is about to store an outcome
@@ -82,7 +82,7 @@ class LeasedRequest(Request):
 
         cls.execute_using_pool = execute_using_pool  # type: ignore[assignment, method-assign]
 
-    def _execute(self, lease: Handle, execute: Callable[[Any], Any], pool: Any) -> Any:
+    def _execute(self, lease: LeaseHandle, execute: Callable[[Any], Any], pool: Any) -> Any:
         """Give the request to the pool, by Celery's own way, which is *execute*."""
         self.delivery_info[TICKET] = self._begin(lease).to_dict()  # type: ignore[literal-required]
         self._takes_key_late = pools.queues_inside(pool)
@@ -91,12 +91,12 @@ class LeasedRequest(Request):
         self._note_beginning(lease, pool)
         return execute(pool)
 
-    def _note_beginning(self, lease: Handle, pool: Any) -> None:
+    def _note_beginning(self, lease: LeaseHandle, pool: Any) -> None:
         """Note that the task begins, if the pool reports its acceptance too late."""
-        if lease.held is not None and pools.kind(pool) == "prefork":
-            beginnings.note(lease.leases, lease.held)
+        if lease.entry is not None and pools.kind(pool) == "prefork":
+            beginnings.note(lease.leases, lease.entry)
 
-    def _begin(self, lease: Handle) -> Ticket:
+    def _begin(self, lease: LeaseHandle) -> Ticket:
         """Return the ticket of the task, which is given to the pool.
 
         Raises:
@@ -348,9 +348,9 @@ class LeasedRequest(Request):
         self.send_event("task-revoked", **facts)
         task_revoked.send(sender=self.task, request=self._context, **facts)  # type: ignore[attr-defined]
 
-    def _is_over(self, lease: Handle) -> bool:
+    def _is_over(self, lease: LeaseHandle) -> bool:
         """Whether its lease is lost, or it has an outcome: the keeper settles its message then."""
-        reported = lease.held is not None and lease.held.outcome(lease.leases.board)
+        reported = lease.entry is not None and lease.entry.outcome(lease.leases.board)
         return bool(reported) or lease.leases.is_lost(lease.tag)
 
     def _ended_before(self, what: object) -> bool:
@@ -359,14 +359,14 @@ class LeasedRequest(Request):
         The main process may get *what* before the outcome or after it, and settles by the outcome.
         """
         lease = self.lease
-        if lease is None or lease.held is None or not lease.leases.settle_outcome(lease.held):
+        if lease is None or lease.entry is None or not lease.leases.settle_outcome(lease.entry):
             return False
         text = "task %s[%s] was over, its hooks were not: %s"
         logger.warning(text, self.name, self.id, what, extra=lease.fields(self))
         self.end(lambda _: None)
         return True
 
-    def _drop(self, lease: Handle) -> None:
+    def _drop(self, lease: LeaseHandle) -> None:
         """End a request without an outcome; if it still holds the message, requeue that at once."""
         self.end(lease.leases.discard)
 

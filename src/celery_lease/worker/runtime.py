@@ -29,10 +29,10 @@ from celery_lease.worker.about import log_start
 from celery_lease.worker.drain import Drain
 from celery_lease.worker.keeper import Keeper
 from celery_lease.worker.keys import KeyFinder
-from celery_lease.worker.leases import Leases
 from celery_lease.worker.policies import Policies
 from celery_lease.worker.progress import Publisher
 from celery_lease.worker.reaper import Reaper
+from celery_lease.worker.registry import LeaseRegistry
 from celery_lease.worker.service import Service
 from celery_lease.worker.shutdown import SILENCE, Shutdown
 from celery_lease.worker.stand_in import REST, StandIn
@@ -94,12 +94,12 @@ class Runtime:
         )
         self._services = [self._keeping, *self._others(), self._answering]
 
-    def _make_leases(self, channel: Any) -> Leases:
+    def _make_leases(self, channel: Any) -> LeaseRegistry:
         consumer, driver = self._consumer, brokers.driver(channel)
         worker_id = f"{consumer.hostname}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         driver.serve(worker_id)
         buries = driver.capabilities.buries
-        return Leases(
+        return LeaseRegistry(
             driver,
             consumer.controller.lease_board,  # type: ignore[attr-defined]
             SystemClock(),

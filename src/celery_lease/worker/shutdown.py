@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING
 
 from celery_lease.board import spans
 from celery_lease.core.loss import FLAG_OUT_OF_TIME, FLAG_SHUTDOWN
-from celery_lease.worker.held import REVOKED, Ending
+from celery_lease.worker.entries import REVOKED, Ending
 
 if TYPE_CHECKING:
-    from celery_lease.worker.held import Held
-    from celery_lease.worker.leases import Leases
+    from celery_lease.worker.entries import LeaseEntry
     from celery_lease.worker.pools import Pool
+    from celery_lease.worker.registry import LeaseRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ FOR_KEYS = frozenset({Ending.PARKED, *REVOKED.values()})
 class Shutdown:
     """Ends the leases of a stopping worker; see the module."""
 
-    leases: Leases
+    leases: LeaseRegistry
     pool: Pool
     _since: float | None = None
     _latest: float | None = None  # when the time of all tasks is over, regardless of their option
@@ -81,8 +81,8 @@ class Shutdown:
             self._begin()
         self.leases.settle_outcomes()
         self.leases.requeue_unstarted()  # also those that arrived since
-        for held in self.leases.running():
-            self._press(held)
+        for entry in self.leases.running():
+            self._press(entry)
         if not len(self.leases):
             self.report()
             if self._disowned or self._is_stuck():
@@ -93,7 +93,7 @@ class Shutdown:
         self._since = self.leases.clock.now()
         self.leases.board.announce_shutdown()
 
-    def _press(self, held: Held) -> None:
+    def _press(self, entry: LeaseEntry) -> None:
         """Flag a task that is interruptible or out of time, and end it if it does not react.
 
         A task that has ended has all of its time to store its outcome, and gets a flag after that.
@@ -101,15 +101,15 @@ class Shutdown:
         At each pass: a process may have taken a task from the pool's queue at the same moment.
         """
         waited, now = self._waited(), self.leases.clock.now()
-        over = waited - held.lease.policy.shutdown_timeout
+        over = waited - entry.lease.policy.shutdown_timeout
         if self._latest is not None:
             over = max(over, now - self._latest)
         if over >= HAND_OVER_TIME:
-            self._end(held, waited)
-        elif over >= 0 and spans.current(self.leases.board, held.slot).stores:
-            self._flag(held, FLAG_OUT_OF_TIME)
-        elif over >= 0 or held.lease.policy.interruptible:
-            self._flag(held, FLAG_SHUTDOWN)
+            self._end(entry, waited)
+        elif over >= 0 and spans.current(self.leases.board, entry.slot).stores:
+            self._flag(entry, FLAG_OUT_OF_TIME)
+        elif over >= 0 or entry.lease.policy.interruptible:
+            self._flag(entry, FLAG_SHUTDOWN)
 
     def _waited(self) -> float:
         return 0.0 if self._since is None else self.leases.clock.now() - self._since
@@ -127,26 +127,26 @@ class Shutdown:
             logger.critical("the broker has not answered for %g s: the worker exits", SILENCE)
         return stuck
 
-    def _flag(self, held: Held, flags: int) -> None:
-        if (flagged := (held.lease.claim.tag, flags)) not in self._flagged:
+    def _flag(self, entry: LeaseEntry, flags: int) -> None:
+        if (flagged := (entry.lease.claim.tag, flags)) not in self._flagged:
             self._flagged.add(flagged)
-            self.leases.set_flags(held, flags)
+            self.leases.set_flags(entry, flags)
 
-    def _end(self, held: Held, waited: float) -> None:
-        lease = held.lease
+    def _end(self, entry: LeaseEntry, waited: float) -> None:
+        lease = entry.lease
         logger.warning(
             "task %s[%s] still runs %g s after the worker was asked to stop: ended, "
             "its message returned",
             lease.name,
             lease.task_id,
             round(waited, 1),
-            extra=held.fields,
+            extra=entry.fields,
         )
 
-        storing = spans.current(self.leases.board, held.slot).stores
+        storing = spans.current(self.leases.board, entry.slot).stores
 
         def release() -> None:
-            if self.leases.settle_outcome(held):  # in the meantime
+            if self.leases.settle_outcome(entry):  # in the meantime
                 return
             if storing:
                 self.leases.not_stored(lease.claim.tag)
@@ -154,7 +154,7 @@ class Shutdown:
                 self._forced = True
                 self.leases.requeue([lease.claim.tag], ending=Ending.ENDED)
 
-        if not self.pool.end(held, release):
+        if not self.pool.end(entry, release):
             self._disowned += 1
 
     def report(self) -> None:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from celery.worker.consumer import Consumer
 
-    from celery_lease.worker.leases import Leases
     from celery_lease.worker.pools import Pool
+    from celery_lease.worker.registry import LeaseRegistry
     from celery_lease.worker.shutdown import Shutdown
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def note_restarts() -> None:
 
 def tame_cold_shutdown(
     consumer: Consumer,
-    leases: Leases,
+    leases: LeaseRegistry,
     shutdown: Shutdown,
     begin: Callable[[], None],
     pool: Pool,
@@ -91,7 +91,7 @@ class _Cold:
     def __init__(
         self,
         consumer: Consumer,
-        leases: Leases,
+        leases: LeaseRegistry,
         shutdown: Shutdown,
         begin: Callable[[], None],
         pool: Pool,

@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from celery_lease.worker.leases import Leases
     from celery_lease.worker.pools import Pool
+    from celery_lease.worker.registry import LeaseRegistry
 
 
-def stack_of(leases: Leases, pool: Pool, task_id: str) -> dict[str, Any]:
+def stack_of(leases: LeaseRegistry, pool: Pool, task_id: str) -> dict[str, Any]:
     """Return what a task does here, with its Python stack; empty: it does not run here.
 
     The innermost call comes first. There is no stack where the platform or the process offers none.
     """
-    running = [held for held in leases.running() if held.lease.task_id == task_id]
-    for held in running:
-        seen = pool.diagnose(held)
-        if leases.knows(held.lease.claim.tag):  # else the process may do something else by now
+    running = [entry for entry in leases.running() if entry.lease.task_id == task_id]
+    for entry in running:
+        seen = pool.diagnose(entry)
+        if leases.knows(entry.lease.claim.tag):  # else the process may do something else by now
             return {
-                "task": held.lease.name,
+                "task": entry.lease.name,
                 "id": task_id,
-                "pid": held.pid,
+                "pid": entry.pid,
                 "doing": str(seen),
                 "stack": seen.stack,
             }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from celery.worker.consumer import Consumer
 
-    from celery_lease.worker.leases import Leases
+    from celery_lease.worker.registry import LeaseRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Mailbox(Node):
 class StandIn:
     """Answers commands. For one thread; see the module."""
 
-    def __init__(self, consumer: Consumer, leases: Leases) -> None:
+    def __init__(self, consumer: Consumer, leases: LeaseRegistry) -> None:
         self._consumer, self._leases = consumer, leases
         self._able = compat.takes_commands(consumer)
         self._connection: Any = None

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from celery_lease.core.lease import State
 from celery_lease.core.loss import CONSEQUENCES
 from celery_lease.core.stats import Fact, Stats, label
-from celery_lease.worker.held import Ending
+from celery_lease.worker.entries import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Answer, Reaped
     from celery_lease.core.lease import Lease
-    from celery_lease.worker.held import Held
+    from celery_lease.worker.entries import LeaseEntry
     from celery_lease.worker.trail import Trail
 
 #: Events that wait for the main loop; it sends them at least once a second while it turns.
@@ -117,14 +117,16 @@ class Tally(Stats):
         if self.trail is not None:
             self.trail.extended(began, answers, asked)
 
-    def stalled(self, held: Held, silence: float, doing: str, *, ended: bool, at: float) -> None:
+    def stalled(
+        self, entry: LeaseEntry, silence: float, doing: str, *, ended: bool, at: float
+    ) -> None:
         """Make the event of a task that was ended for its silence. The watchdog counts it.
 
         *at* is when the silence was found, in seconds since the epoch: by the time that the process
         has ended, the message may run elsewhere already.
         """
         fields = {"silent": round(silence, 1), "doing": doing, "ended": ended, "timestamp": at}
-        self._emit(STALLED_EVENT, held.lease, task_pid=held.pid, **fields)
+        self._emit(STALLED_EVENT, entry.lease, task_pid=entry.pid, **fields)
 
     def recovered(self, reaped: Reaped) -> None:
         """Make the event of a message that came back as its holder, here or elsewhere, was late.

@@ -17,9 +17,9 @@ from celery_lease.core.policy import Mode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from celery_lease.worker.held import Held
-    from celery_lease.worker.leases import Leases
+    from celery_lease.worker.entries import LeaseEntry
     from celery_lease.worker.reaper import Counters
+    from celery_lease.worker.registry import LeaseRegistry
     from celery_lease.worker.tally import Tally
     from celery_lease.worker.watchdog import Watchdog
 
@@ -29,7 +29,7 @@ class Vitals:
     """The counters and leases of one worker."""
 
     worker: str  #: the worker's node name
-    leases: Leases
+    leases: LeaseRegistry
     reaped: Counters
     watchdog: Watchdog
     pid: int = field(default_factory=os.getpid)
@@ -42,7 +42,7 @@ class Vitals:
     def look(self) -> Look:
         """Return the state of all leases that are held now."""
         with self.leases.lock:
-            return _look(list(self.leases.held()), self.leases.clock.now())
+            return _look(list(self.leases.entries()), self.leases.clock.now())
 
     def keeper_lag(self) -> float:
         """Return by how many seconds the keeper is late: with its last pass, or with the next."""
@@ -62,14 +62,18 @@ class Look:
     keys: Mapping[tuple[str, str], int] = field(default_factory=dict)  #: held, by task and queue
 
 
-def _look(helds: list[Held], now: float) -> Look:
-    running = [held for held in helds if held.lease.state is State.RUNNING]
-    beating = [held for held in running if held.lease.policy.mode is not Mode.DAEMON]
+def _look(entries: list[LeaseEntry], now: float) -> Look:
+    running = [entry for entry in entries if entry.lease.state is State.RUNNING]
+    beating = [entry for entry in running if entry.lease.policy.mode is not Mode.DAEMON]
     return Look(
-        Counter((held.lease.state, held.lease.name, held.lease.claim.queue) for held in helds),
-        max([0.0, *(now - max(held.beat, held.quiet) for held in beating if held.beat)]),
-        min((held.lease.deadline - now for held in running), default=None),
-        Counter((held.lease.name, held.lease.claim.queue) for held in helds if held.holds_key),
+        Counter(
+            (entry.lease.state, entry.lease.name, entry.lease.claim.queue) for entry in entries
+        ),
+        max([0.0, *(now - max(entry.beat, entry.quiet) for entry in beating if entry.beat)]),
+        min((entry.lease.deadline - now for entry in running), default=None),
+        Counter(
+            (entry.lease.name, entry.lease.claim.queue) for entry in entries if entry.holds_key
+        ),
     )
 
 

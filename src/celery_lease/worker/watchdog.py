@@ -26,15 +26,15 @@ from celery_lease.core.lease import State
 from celery_lease.core.policy import Mode, OnLost
 from celery_lease.worker import crashes, notices
 from celery_lease.worker.diagnosis import Doing
-from celery_lease.worker.held import Ending
+from celery_lease.worker.entries import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from celery_lease.core.lease import Lease
-    from celery_lease.worker.held import Held
-    from celery_lease.worker.leases import Leases
+    from celery_lease.worker.entries import LeaseEntry
     from celery_lease.worker.pools import Pool
+    from celery_lease.worker.registry import LeaseRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def ends_at(
 class Watchdog:
     """Ends silent tasks. For one thread; shares ``leases``, under its lock."""
 
-    def __init__(self, leases: Leases, pool: Pool) -> None:
+    def __init__(self, leases: LeaseRegistry, pool: Pool) -> None:
         self.stalled = self.disowned = 0  #: since the worker started
         self._leases, self._pool, self._clock = leases, pool, leases.clock
         self._awake_since = self._looked = self._clock.now()
@@ -100,7 +100,7 @@ class Watchdog:
     def run_once(self) -> float:
         """Look at all running tasks, end those that are due; return the seconds until the next."""
         now, running = self._clock.now(), self._leases.running()
-        crashes.collect({held.pid for held in running if held.pid is not None})
+        crashes.collect({entry.pid for entry in running if entry.pid is not None})
         if now - self._looked > SLEPT:
             self._awake_since = now
         wait = self._look(now, running)
@@ -109,72 +109,72 @@ class Watchdog:
         self._looked = self._clock.now()
         return min(max(wait, SHORTEST_WAIT), LONGEST_WAIT)
 
-    def _look(self, now: float, running: list[Held]) -> float:
+    def _look(self, now: float, running: list[LeaseEntry]) -> float:
         next_due = math.inf
-        for held in running:
-            due = self._due(held)
+        for entry in running:
+            due = self._due(entry)
             if due <= now:
-                self._deal_with(held)
+                self._deal_with(entry)
             else:
                 next_due = min(next_due, due)
         return next_due - now
 
-    def _due(self, held: Held) -> float:
+    def _due(self, entry: LeaseEntry) -> float:
         """Return when a running task is to be ended, in monotonic seconds; infinity: never."""
-        board, slot = self._leases.board, held.slot
-        if slot is None or held.pid is None or board.read_outcome(slot) is not Outcome.UNREPORTED:
+        board, slot = self._leases.board, entry.slot
+        if slot is None or entry.pid is None or board.read_outcome(slot) is not Outcome.UNREPORTED:
             return math.inf  # it ended, or the pool has not reported its process yet
         quiet_until = board.read_time(slot, beatboard.QUIET)
         return ends_at(
-            held.lease,
-            self._last_sign(held),
+            entry.lease,
+            self._last_sign(entry),
             quiet_until,
             self._awake_since,
             storing=spans.current(board, slot).stores,
         )
 
-    def _deal_with(self, held: Held) -> None:
+    def _deal_with(self, entry: LeaseEntry) -> None:
         """End one task, unless it shows a sign of life while it is diagnosed."""
-        seen = self._pool.diagnose(held)
+        seen = self._pool.diagnose(entry)
         now = self._clock.now()
-        if seen.doing is Doing.GONE or not self._is_still_due(held, now):
+        if seen.doing is Doing.GONE or not self._is_still_due(entry, now):
             return
-        silence, found_at = now - self._last_sign(held), self._clock.wall().timestamp()
-        notices.stalled(held, silence, seen)
-        tag = held.lease.claim.tag
+        silence, found_at = now - self._last_sign(entry), self._clock.wall().timestamp()
+        notices.stalled(entry, silence, seen)
+        tag = entry.lease.claim.tag
 
         cause = f"silent for {silence:.1f} s, {seen}"
-        self._leases.note_loss(held, cause, seen.stack)
+        self._leases.note_loss(entry, cause, seen.stack)
 
         def release() -> None:
             self._leases.requeue([tag], orderly=False, ending=Ending.STALLED)
 
-        ended = self._pool.end(held, release)
+        ended = self._pool.end(entry, release)
         self.stalled += 1
         if not ended:
             self.disowned += 1
             self._disowned.add(tag)
-            notices.disowned(held)
-        self._leases.tally.stalled(held, silence, str(seen), ended=ended, at=found_at)
+            notices.disowned(entry)
+        self._leases.tally.stalled(entry, silence, str(seen), ended=ended, at=found_at)
 
-    def _is_still_due(self, held: Held, now: float) -> bool:
+    def _is_still_due(self, entry: LeaseEntry, now: float) -> bool:
         """Whether the process still runs this task, and not a later one that must not be hit."""
-        if not self._leases.knows(held.lease.claim.tag) or self._due(held) > now:
+        if not self._leases.knows(entry.lease.claim.tag) or self._due(entry) > now:
             return False
-        since = self._last_sign(held)
+        since = self._last_sign(entry)
         return not self._pool.alone or not any(
-            other.pid in (None, held.pid) and self._leases.started_at(other) > since
+            other.pid in (None, entry.pid) and self._leases.started_at(other) > since
             for other in self._leases.running()
         )
 
-    def _last_sign(self, held: Held) -> float:
-        board, slot = self._leases.board, held.slot
+    def _last_sign(self, entry: LeaseEntry) -> float:
+        board, slot = self._leases.board, entry.slot
         if slot is None:
             return 0.0
         beat, started = (
             board.read_time(slot, cell) for cell in (beatboard.BEAT, beatboard.STARTED)
         )
-        extension, now = held.lease.policy.extension, self._clock.now()
+        extension, now = entry.lease.policy.extension, self._clock.now()
         span = spans.current(board, slot)
         by_life = spans.proof_of_life(span, started, extension, now) if span is Span.STARTING else 0
         return max(beat, started, by_life)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from celery.worker.consumer import Consumer
 
-    from celery_lease.worker.held import Held
+    from celery_lease.worker.entries import LeaseEntry
 
 #: Modules that wait for the broker while a worker closes; under gevent and eventlet the latter two
 #: wait for a greenlet that does.
@@ -58,13 +58,13 @@ class Pool:
         """Whether a task's process is alive; *number* is the pool's number for it."""
         return is_alive(number)
 
-    def diagnose(self, held: Held) -> diagnosis.Diagnosis:
+    def diagnose(self, entry: LeaseEntry) -> diagnosis.Diagnosis:
         """Return a diagnosis of a task."""
-        return diagnosis.of_thread(held.lease.claim.tag)
+        return diagnosis.of_thread(entry.lease.claim.tag)
 
-    def end(self, held: Held, release: Callable[[], None]) -> bool:
+    def end(self, entry: LeaseEntry, release: Callable[[], None]) -> bool:
         """End a task and release its message; False: it could not be ended, and is disowned."""
-        del held
+        del entry
         release()
         return False
 

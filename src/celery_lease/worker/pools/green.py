@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from celery_lease.worker.held import Held
+    from celery_lease.worker.entries import LeaseEntry
 
 
 class Green(Pool):
@@ -22,21 +22,21 @@ class Green(Pool):
         """Whether a task's greenlet is in the pool's map, which holds it until it has ended."""
         return number in self.celery_pool._pool_map  # noqa: SLF001
 
-    def diagnose(self, held: Held) -> diagnosis.Diagnosis:
+    def diagnose(self, entry: LeaseEntry) -> diagnosis.Diagnosis:
         """Return a diagnosis of a task's greenlet."""
-        greenlet = getattr(self.celery_pool, "_pool_map", {}).get(held.pid)
+        greenlet = getattr(self.celery_pool, "_pool_map", {}).get(entry.pid)
         frame = getattr(greenlet, "gr_frame", None)
-        return diagnosis.of_thread(held.lease.claim.tag, frame)
+        return diagnosis.of_thread(entry.lease.claim.tag, frame)
 
-    def end(self, held: Held, release: Callable[[], None]) -> bool:
+    def end(self, entry: LeaseEntry, release: Callable[[], None]) -> bool:
         """Kill the task's greenlet, after its message was released.
 
         Celery counts the task of a killed greenlet as a success, and would acknowledge it.
         """
         release()
-        if held.pid is None:
+        if entry.pid is None:
             return False
-        self.celery_pool.terminate_job(held.pid)
+        self.celery_pool.terminate_job(entry.pid)
         return True
 
     def _frame_of_this(self) -> Callable[[], FrameType | None]:

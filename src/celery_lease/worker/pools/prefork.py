@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from celery.worker import WorkController
 
-    from celery_lease.worker.held import Held
+    from celery_lease.worker.entries import LeaseEntry
 
 MODULE = "celery.concurrency.prefork"
 #: Seconds that a killed process has to end.
@@ -29,16 +29,16 @@ class Prefork(Pool):
 
     alone = goes_on = ends_itself = True
 
-    def diagnose(self, held: Held) -> diagnosis.Diagnosis:
+    def diagnose(self, entry: LeaseEntry) -> diagnosis.Diagnosis:
         """Return a diagnosis of a task's process."""
-        return super().diagnose(held) if held.pid is None else diagnosis.of_process(held.pid)
+        return super().diagnose(entry) if entry.pid is None else diagnosis.of_process(entry.pid)
 
-    def end(self, held: Held, release: Callable[[], None]) -> bool:
+    def end(self, entry: LeaseEntry, release: Callable[[], None]) -> bool:
         """Kill the task's process, and release the message after its end."""
         gone = False
-        if held.pid is not None:
-            self.celery_pool.terminate_job(held.pid, signal.SIGKILL)
-            gone = is_gone(held.pid, DEATH)
+        if entry.pid is not None:
+            self.celery_pool.terminate_job(entry.pid, signal.SIGKILL)
+            gone = is_gone(entry.pid, DEATH)
         release()
         return gone
 

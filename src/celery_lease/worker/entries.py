@@ -1,6 +1,6 @@
 """The entries of a worker's registry of leases, and the ways in which a lease leaves it.
 
-Guarded by the registry's lock; see :mod:`celery_lease.worker.leases`.
+Guarded by the registry's lock; see :mod:`celery_lease.worker.registry`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from celery_lease.board import Board, Slot
     from celery_lease.core.keys import Exclusive
     from celery_lease.core.lease import Lease
-    from celery_lease.worker.leases import Leases
+    from celery_lease.worker.registry import LeaseRegistry
 
 
 class Ending(StrEnum):
@@ -61,7 +61,7 @@ _WHILE_HELD = (
 
 
 @dataclass(slots=True)
-class Held:
+class LeaseEntry:
     """An entry of the registry: a lease, with the facts that this worker knows of its task."""
 
     lease: Lease
@@ -103,13 +103,13 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Handle:
+class LeaseHandle:
     """The reference of a request to its lease."""
 
-    leases: Leases
+    leases: LeaseRegistry
     tag: str
     token: int | None = None
-    held: Held | None = None
+    entry: LeaseEntry | None = None
     fault: Exception | None = None  #: why its task must not run
 
     def fields(self, request: Request) -> dict[str, object]:
@@ -118,7 +118,7 @@ class Handle:
         return fields.of_lease(request.id, request.name, self.tag, self.token, worker)
 
 
-def ticket(leases: Leases, lease: Lease, slot: Slot) -> Ticket:
+def ticket(leases: LeaseRegistry, lease: Lease, slot: Slot) -> Ticket:
     """Return the ticket for a task process."""
     claim, policy = lease.claim, lease.policy
     return Ticket(

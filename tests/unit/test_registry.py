@@ -51,7 +51,7 @@ def test_a_task_may_beat_until_the_deadline_of_its_claim(bench: Bench) -> None:
 def test_a_task_does_not_start_after_its_lease(bench: Bench) -> None:
     """I3: no ticket, from the deadline on; finding that out is left to the keeper, who tells it.
 
-    Removed: the deadline in ``Leases._is_over``; failed with: a ticket ``is None``.
+    Removed: the deadline in ``LeaseRegistry._is_over``; failed with: a ticket ``is None``.
     """
     held = bench.receive()
     bench.clock.advance(10.0)
@@ -88,7 +88,7 @@ def test_a_full_board_is_told_and_changes_nothing(bench: Bench) -> None:
 def test_a_start_that_the_pool_tells_late_is_dated_by_the_task(bench: Bench) -> None:
     """I2: the main loop stood still for 6 s; the lease ends 10 s after the start all the same.
 
-    Removed: the task's own word in ``Leases.accepted``; failed with: ``1006.0 == 1000.0``.
+    Removed: the task's own word in ``LeaseRegistry.accepted``; failed with: ``1006.0 == 1000.0``.
     """
     held = bench.receive()
     bench.leases.start("a")
@@ -110,7 +110,7 @@ def test_completing_tells_the_broker_once(bench: Bench) -> None:
 def test_whoever_still_runs_under_an_ended_lease_is_told(bench: Bench, end: str) -> None:
     """I3: a thread that outlived its task, or a task that began while its message went back.
 
-    Removed: the flag in ``Leases._take``; failed with: ``0 == 3``.
+    Removed: the flag in ``LeaseRegistry._take``; failed with: ``0 == 3``.
     """
     held = bench.run()
     if end == "complete":
@@ -178,13 +178,13 @@ def test_what_has_not_started_goes_back_oldest_first_in_line(bench: Bench) -> No
     bench.run("running")
     bench.leases.requeue_unstarted()
     assert bench.driver.sent("requeue") == ["3", "2", "1"]
-    assert [held.lease.claim.tag for held in bench.leases.held()] == ["running"]
+    assert [held.lease.claim.tag for held in bench.leases.entries()] == ["running"]
 
 
 def test_what_waits_inside_the_pool_goes_back_too(bench: Bench) -> None:
     """I6: a thread pool has queued it behind a task that runs for hours.
 
-    Removed: the pool's part in ``Leases.requeue_unstarted`` (``held.slot is None``); failed with:
+    Removed: the pool in ``LeaseRegistry.requeue_unstarted`` (``held.slot is None``); failed with:
     ``[] == ['a']``.
     """
     held = bench.receive()

@@ -22,10 +22,10 @@ from celery_lease.core.lease import Lease, State
 from celery_lease.core.loss import FLAGS_ENDED, LossReason
 from celery_lease.settings import LeaseConfigError
 from celery_lease.worker import beginnings, compat, crashes, forks, loss, notices, poison
-from celery_lease.worker.held import Ending, Handle, Held, ticket
+from celery_lease.worker.entries import Ending, LeaseEntry, LeaseHandle, ticket
+from celery_lease.worker.entry_table import EntryTable
 from celery_lease.worker.intake import Intake
 from celery_lease.worker.settling import Settling
-from celery_lease.worker.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from celery_lease.core.ticket import Ticket
 
 
-class Leases(Table):
+class LeaseRegistry(EntryTable):
     """The worker's leases; implements :class:`~celery_lease.core.delivery.Holder`."""
 
     def __init__(
@@ -133,11 +133,11 @@ class Leases(Table):
             )
             if self.tally.trail is not None:
                 self.tally.trail.granted(lease, message.headers)
-            held = Held(lease, worker=self.worker_id)
-            held.exclusive = getattr(message, "lease_exclusive", None)
-            self._put(held)
+            entry = LeaseEntry(lease, worker=self.worker_id)
+            entry.exclusive = getattr(message, "lease_exclusive", None)
+            self._put(entry)
         fault = getattr(message, "lease_fault", None)
-        message.lease = Handle(self, claim.tag, claim.token, held, fault)
+        message.lease = LeaseHandle(self, claim.tag, claim.token, entry, fault)
         self.on_claimed(lease)
 
     def parked(self, message: Any, queue: str, by: str) -> None:
@@ -164,16 +164,16 @@ class Leases(Table):
             did not answer, goes back as soon as it does.
         """
         with self.lock:
-            held = self._held.get(tag)
-            if held is None or not self.intake.is_open or self._is_over(held):
+            entry = self._entries.get(tag)
+            if entry is None or not self.intake.is_open or self._is_over(entry):
                 return False
-            slot, held.slot = held.slot, None  # its process waits for the answer
+            slot, entry.slot = entry.slot, None  # its process waits for the answer
             self._take(tag, State.COMPLETED, Ending.COMPLETED)
         self.driver.ended([tag])
         # Once something was not answered, no more is asked: each question would wait as long.
-        answer = Answer.UNKNOWN if self.settling.left else self._completed(held)
+        answer = Answer.UNKNOWN if self.settling.left else self._completed(entry)
         if answer is Answer.UNKNOWN:
-            notices.unanswered_start(held)
+            notices.unanswered_start(entry)
             self.settling.later(partial(self.driver.requeue, orderly=True, front=True), [tag])
         if slot is not None:
             with self.lock:
@@ -183,9 +183,9 @@ class Leases(Table):
                     granting.refuse(self.board, slot)
         return answer is Answer.HELD
 
-    def _completed(self, held: Held) -> Answer:
+    def _completed(self, entry: LeaseEntry) -> Answer:
         """Acknowledge a message whose lease left the table, with a second try."""
-        tag, deadline = held.lease.claim.tag, held.lease.deadline
+        tag, deadline = entry.lease.claim.tag, entry.lease.deadline
         (answer,) = self.driver.complete([tag])
         if answer is not Answer.UNKNOWN:
             return answer
@@ -206,14 +206,14 @@ class Leases(Table):
 
         Nor is the return of a message whose task has not begun.
         """
-        lost: dict[str, Held] = {}
+        lost: dict[str, LeaseEntry] = {}
         safe: list[str] = []
         with self.lock:
             for tag in tags:
-                held = self._take(tag, State.RELEASED, ending)
-                if held is not None and held.begun and not orderly:
-                    lost[tag] = held
-                elif held is not None:
+                entry = self._take(tag, State.RELEASED, ending)
+                if entry is not None and entry.begun and not orderly:
+                    lost[tag] = entry
+                elif entry is not None:
                     safe.append(tag)
             self.driver.ended(safe)
         why = next(iter(lost.values())).why if len(lost) == 1 else None
@@ -262,8 +262,8 @@ class Leases(Table):
         dead-letters it when its deliveries are used up, as after a plain reject.
         """
         with self.lock:
-            held = self._held.get(tag)
-        if held is not None and held.lease.claim.delivery_limit is not None:
+            entry = self._entries.get(tag)
+        if entry is not None and entry.lease.claim.delivery_limit is not None:
             self.requeue([tag], front=False, orderly=False)
         elif self.driver.capabilities.drops:
             if self._take(tag, State.COMPLETED, Ending.COMPLETED) is not None:
@@ -274,14 +274,16 @@ class Leases(Table):
     def lost(self, tags: Sequence[str]) -> None:
         """Mark leases as lost whose messages have other holders, and flag their tasks."""
         with self.lock:
-            helds = [held for tag in tags if (held := self._held.get(tag)) and held.lease.is_held]
-            for held in helds:
-                held.lease.lose(LossReason.SUPERSEDED)
-                if held.slot is not None:
-                    self.board.flag(held.slot, FLAGS_ENDED)
-            running = [held for held in helds if self._has_started(held)]
-        for held in running:
-            notices.lost(held)
+            entries = [
+                entry for tag in tags if (entry := self._entries.get(tag)) and entry.lease.is_held
+            ]
+            for entry in entries:
+                entry.lease.lose(LossReason.SUPERSEDED)
+                if entry.slot is not None:
+                    self.board.flag(entry.slot, FLAGS_ENDED)
+            running = [entry for entry in entries if self._has_started(entry)]
+        for entry in running:
+            notices.lost(entry)
 
     # Called by a request.
 
@@ -293,14 +295,14 @@ class Leases(Table):
             TooManyDeliveries: The message was lost too often: dead-letter it, do not run it.
         """
         with self.lock:
-            held = self._held.get(tag)
-            if held is None or not self.intake.is_open or self._is_over(held):
+            entry = self._entries.get(tag)
+            if entry is None or not self.intake.is_open or self._is_over(entry):
                 return None
-            poison.refuse(held.lease, self.dead_letter_queue_of)
-            if held.slot is None:
-                held.slot = self.board.lend()
-                self.board.allow(held.slot, held.lease.deadline)
-            return ticket(self, held.lease, held.slot)
+            poison.refuse(entry.lease, self.dead_letter_queue_of)
+            if entry.slot is None:
+                entry.slot = self.board.lend()
+                self.board.allow(entry.slot, entry.lease.deadline)
+            return ticket(self, entry.lease, entry.slot)
 
     def take_key(self, tag: str) -> KeyAnswer:
         """Take the exclusive key of a task that is about to start, if it needs one.
@@ -308,31 +310,33 @@ class Leases(Table):
         A lease that is parked has left this worker by then.
         """
         with self.lock:
-            held = self._held.get(tag)
-            if held is None or held.exclusive is None or held.holds_key:
+            entry = self._entries.get(tag)
+            if entry is None or entry.exclusive is None or entry.holds_key:
                 return KeyAnswer(Verdict.HELD)
-            turned_away = held.lease.claim.turned_away
-            held.takes_key = turned_away is None
+            turned_away = entry.lease.claim.turned_away
+            entry.takes_key = turned_away is None
         answer = turned_away or self.driver.take_key(tag)
         with self.lock:
-            held.takes_key = False
+            entry.takes_key = False
             if answer.verdict is Verdict.HELD:
-                held.holds_key = held.begin_sent = True
-                self.tally.waited(held.lease)
+                entry.holds_key = entry.begin_sent = True
+                self.tally.waited(entry.lease)
             elif answer.verdict is Verdict.PARKED:
                 self._take(tag, State.RELEASED, Ending.PARKED)
-                claim, key = held.lease.claim, held.exclusive.key
-                self.tally.parked(held.lease.name, held.lease.task_id, claim.queue, key, answer.by)
+                claim, key = entry.lease.claim, entry.exclusive.key
+                self.tally.parked(
+                    entry.lease.name, entry.lease.task_id, claim.queue, key, answer.by
+                )
         if answer.verdict is Verdict.PARKED:
-            notices.parked(held.lease.name, held.lease.task_id, held.exclusive.key, answer.by)
+            notices.parked(entry.lease.name, entry.lease.task_id, entry.exclusive.key, answer.by)
         return answer
 
     def requested(self, tag: str, request: Request) -> None:
         """Store Celery's request for a message; the publication of progress needs it."""
         with self.lock:
-            held = self._held.get(tag)
-            if held is not None:
-                held.request = request
+            entry = self._entries.get(tag)
+            if entry is not None:
+                entry.request = request
 
     def accepted(self, tag: str, pid: int | None) -> None:
         """Store the number of the process that runs a task, and start the lease.
@@ -341,12 +345,12 @@ class Leases(Table):
         a start that is dated too late would extend the lease for nothing.
         """
         with self.lock:
-            held = self._held.get(tag)
-            if held is not None:
-                held.pid = pid
-                held.lease.start(self.started_at(held) or self.clock.now())
-        if held is not None:
-            beginnings.note(self, held)
+            entry = self._entries.get(tag)
+            if entry is not None:
+                entry.pid = pid
+                entry.lease.start(self.started_at(entry) or self.clock.now())
+        if entry is not None:
+            beginnings.note(self, entry)
 
     def discard(self, tag: str) -> None:
         """End a lease whose task has no outcome, and return its message, if it is still held here.
@@ -355,27 +359,27 @@ class Leases(Table):
         next look. A task that was refused because the worker stops is no loss.
         """
         with self.lock:
-            held = self._held.get(tag)
-            unseen = held is not None and held.lease.expire(self.clock.now())
-            if held is not None and held.outcome(self.board) is Outcome.DISCARDED:
-                unseen = unseen or held.lease.is_held
-                held.lease.lose(LossReason.SUPERSEDED)
-            lost = held is None or not held.lease.is_held or self.intake.is_open
-        if held is not None and unseen:
-            notices.lost(held, notices.THROWN_AWAY, stood=self.stood_still(held))
-        if held is not None and lost:
-            self.note_loss(held, str(held.lease.lost or "its outcome was discarded"))
+            entry = self._entries.get(tag)
+            unseen = entry is not None and entry.lease.expire(self.clock.now())
+            if entry is not None and entry.outcome(self.board) is Outcome.DISCARDED:
+                unseen = unseen or entry.lease.is_held
+                entry.lease.lose(LossReason.SUPERSEDED)
+            lost = entry is None or not entry.lease.is_held or self.intake.is_open
+        if entry is not None and unseen:
+            notices.lost(entry, notices.THROWN_AWAY, stood=self.stood_still(entry))
+        if entry is not None and lost:
+            self.note_loss(entry, str(entry.lease.lost or "its outcome was discarded"))
         ending = Ending.LOST if lost else Ending.HANDED_BACK
         self.requeue([tag], orderly=not lost, ending=ending)
 
     def bury(self, tag: str, queue: str) -> Answer:
         """Move a message to a dead-letter queue; its lease ends here with any answer."""
-        held = self._take(tag, State.COMPLETED, Ending.BURIED)
-        if held is None:
+        entry = self._take(tag, State.COMPLETED, Ending.BURIED)
+        if entry is None:
             return Answer.LOST
         # The id of a foreign client may hold half a surrogate pair or NUL, which brokers refuse.
-        task_id = held.lease.task_id.encode(errors="replace").decode().replace("\0", "")
-        about = {"task": held.lease.name, "id": task_id}
+        task_id = entry.lease.task_id.encode(errors="replace").decode().replace("\0", "")
+        about = {"task": entry.lease.name, "id": task_id}
         answer = self.driver.bury(tag, queue, about)
         return self.driver.bury(tag, queue, about) if answer is Answer.UNKNOWN else answer
 
@@ -385,35 +389,36 @@ class Leases(Table):
         If the broker did not answer, the message comes back when its lease expires.
         """
         with self.lock:
-            held = self._held.get(tag)
-        if held is None or self.dead_letter_queue_of is None:
+            entry = self._entries.get(tag)
+        if entry is None or self.dead_letter_queue_of is None:
             return None
-        queue = self.dead_letter_queue_of(held.lease.claim.queue)
+        queue = self.dead_letter_queue_of(entry.lease.claim.queue)
         return queue if self.bury(tag, queue) is Answer.HELD else None
 
     def process_ended(self, tag: str, cause: object) -> None:
         """Store the cause of a process's end under its task; log it, unless it was a time limit."""
         with self.lock:
-            held = self._held.get(tag)
-        if held is not None:
-            held.begun = True
+            entry = self._entries.get(tag)
+        if entry is not None:
+            entry.begun = True
             died_of = loss.cause_of_death(cause)
-            stack = crashes.stack_of(held.pid, died_of)
-            self.note_loss(held, died_of, stack)
+            stack = crashes.stack_of(entry.pid, died_of)
+            self.note_loss(entry, died_of, stack)
             if not isinstance(cause, TimeLimitExceeded):
-                notices.process_gone(held, loss.in_words(held.why), stack)
+                notices.process_gone(entry, loss.in_words(entry.why), stack)
 
-    def note_loss(self, held: Held, cause: str, stack: str = "") -> None:
+    def note_loss(self, entry: LeaseEntry, cause: str, stack: str = "") -> None:
         """Store the first known facts of a loss, before the message goes back."""
         with self.lock:
-            if not held.why and held.lease.claim.tag in self._held:  # else its record is another's
-                held.why = loss.facts(self.board, held, cause, stack)
+            # Once the lease has left the registry, its record is another's.
+            if not entry.why and entry.lease.claim.tag in self._entries:
+                entry.why = loss.facts(self.board, entry, cause, stack)
 
     def is_storing(self, tag: str) -> bool:
         """Whether a task has left its body, and its outcome is being stored."""
         with self.lock:
-            held = self._held.get(tag)
-        return held is not None and spans.current(self.board, held.slot).stores
+            entry = self._entries.get(tag)
+        return entry is not None and spans.current(self.board, entry.slot).stores
 
     def end_soon(self, tag: str, *, storing: bool) -> None:
         """Schedule the return of a message whose task is being ended. For signal handlers.
@@ -424,14 +429,14 @@ class Leases(Table):
                 :meth:`is_storing`.
         """
         with self.lock:
-            held = self._held.get(tag)
-            if held is None:
+            entry = self._entries.get(tag)
+            if entry is None:
                 return
             if storing:
-                self._not_stored(held)
-                self.settling.later(_log_not_stored, [held])
+                self._not_stored(entry)
+                self.settling.later(_log_not_stored, [entry])
             self._take(tag, State.RELEASED, Ending.LOST if storing else Ending.ENDED)
-            known: dict[str, Any] = {"why": held.why} if storing else {}
+            known: dict[str, Any] = {"why": entry.why} if storing else {}
             back = partial(self.driver.requeue, orderly=not storing, front=True, **known)
             self.settling.later(back, [tag])
 
@@ -450,8 +455,8 @@ class Leases(Table):
         with self.lock:
             waiting = [
                 tag
-                for tag, held in self._held.items()
-                if held.pid is None and (self._withdraw(held) or flushed)
+                for tag, entry in self._entries.items()
+                if entry.pid is None and (self._withdraw(entry) or flushed)
             ]
         # Newest first, so that the oldest ends up at the front of the line.
         self.requeue(waiting[::-1], ending=Ending.HANDED_BACK)
@@ -461,12 +466,12 @@ class Leases(Table):
 
         The main loop, which gets that report, stands still while a worker stops.
         """
-        for held in self.running():
-            self.settle_outcome(held)
+        for entry in self.running():
+            self.settle_outcome(entry)
 
-    def settle_outcome(self, held: Held) -> bool:
+    def settle_outcome(self, entry: LeaseEntry) -> bool:
         """Settle one message by the outcome that its process wrote; False: it wrote none."""
-        tag, outcome = held.lease.claim.tag, held.outcome(self.board)
+        tag, outcome = entry.lease.claim.tag, entry.outcome(self.board)
         if outcome is Outcome.DONE:
             self.complete(tag)
         elif outcome is Outcome.HANDED_OVER:
@@ -482,17 +487,17 @@ class Leases(Table):
     def not_stored(self, tag: str) -> None:
         """Return a message whose task has ended without a stored outcome, as a loss."""
         with self.lock:
-            held = self._held.get(tag)
-            news = held is not None and held.lease.is_held
-            if held is not None:
-                self._not_stored(held)
-        if held is not None and news:
-            notices.lost(held, notices.RUN_AGAIN)
+            entry = self._entries.get(tag)
+            news = entry is not None and entry.lease.is_held
+            if entry is not None:
+                self._not_stored(entry)
+        if entry is not None and news:
+            notices.lost(entry, notices.RUN_AGAIN)
         self.requeue([tag], orderly=False, ending=Ending.LOST)
 
-    def _not_stored(self, held: Held) -> None:
-        held.lease.lose(LossReason.RESULT_NOT_STORED)
-        self.note_loss(held, str(held.lease.lost))
+    def _not_stored(self, entry: LeaseEntry) -> None:
+        entry.lease.lose(LossReason.RESULT_NOT_STORED)
+        self.note_loss(entry, str(entry.lease.lost))
 
     def close(self) -> None:
         """Free memory and connections.
@@ -502,15 +507,15 @@ class Leases(Table):
         """
         notices.unsettled(self.settling.left)
         with self.lock:
-            left = [held for held in self._held.values() if held.lease.is_held]
+            left = [entry for entry in self._entries.values() if entry.lease.is_held]
         notices.left_behind(left)
         forks.forget(self.lock)
         self.board.close()
         self.driver.close()
 
 
-def _log_not_stored(helds: list[Held]) -> list[Answer]:
+def _log_not_stored(entries: list[LeaseEntry]) -> list[Answer]:
     """Log a loss that happened in a signal handler, outside of it."""
-    for held in helds:
-        notices.lost(held, notices.RUN_AGAIN)
-    return [Answer.HELD] * len(helds)
+    for entry in entries:
+        notices.lost(entry, notices.RUN_AGAIN)
+    return [Answer.HELD] * len(entries)

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from celery_lease.board import Board
     from celery_lease.core.clock import Clock
     from celery_lease.core.lease import State
-    from celery_lease.worker.held import Ending, Held
+    from celery_lease.worker.entries import Ending, LeaseEntry
 
 
-class Table:
+class EntryTable:
     """The leases of a worker, by their tags."""
 
     def __init__(self, board: Board, clock: Clock, worker_id: str) -> None:
@@ -45,90 +45,90 @@ class Table:
         self.endings = self.tally.endings
         self.paces = Paces()  #: how tasks beat; under the lock
         self.shortest = math.inf  #: length of the shortest lease so far, in seconds; under the lock
-        self._held: dict[str, Held] = {}
+        self._entries: dict[str, LeaseEntry] = {}
         forks.guard(self.lock)
 
-    def held(self) -> Iterable[Held]:
+    def entries(self) -> Iterable[LeaseEntry]:
         """Return all leases; the caller holds :attr:`lock` for as long as it uses them."""
-        return self._held.values()
+        return self._entries.values()
 
-    def running(self) -> list[Held]:
+    def running(self) -> list[LeaseEntry]:
         """Return the leases whose task runs."""
         with self.lock:
-            return [held for held in self._held.values() if self._has_started(held)]
+            return [entry for entry in self._entries.values() if self._has_started(entry)]
 
     @property
     def lost_and_running(self) -> int:
         """The number of lost leases whose task still runs."""
         with self.lock:
-            return sum(held.lease.lost is not None for held in self._held.values())
+            return sum(entry.lease.lost is not None for entry in self._entries.values())
 
     def knows(self, tag: str) -> bool:
         """Whether the lease has not left this worker yet."""
-        return tag in self._held
+        return tag in self._entries
 
     def keeps(self, tag: str) -> bool:
         """Return whether a task goes on after its channel is closed."""
         with self.lock:
-            held = self._held.get(tag)
-            return held is not None and self._has_started(held)
+            entry = self._entries.get(tag)
+            return entry is not None and self._has_started(entry)
 
     def is_lost(self, tag: str) -> bool:
         """Whether this worker must not act under the lease any more."""
         with self.lock:
-            held = self._held.get(tag)
-            return held is None or self._is_over(held)
+            entry = self._entries.get(tag)
+            return entry is None or self._is_over(entry)
 
-    def started_at(self, held: Held) -> float:
+    def started_at(self, entry: LeaseEntry) -> float:
         """Return when the task began to run, as its process wrote it; 0.0: it has not."""
-        return self.board.read_time(held.slot, beatboard.STARTED) if held.slot else 0.0
+        return self.board.read_time(entry.slot, beatboard.STARTED) if entry.slot else 0.0
 
-    def stood_still(self, held: Held) -> float:
+    def stood_still(self, entry: LeaseEntry) -> float:
         """Return the seconds for which this process stood still after the last beat of a lease."""
-        return standstill.since(self.board, held.lease.beat, self.clock.now())
+        return standstill.since(self.board, entry.lease.beat, self.clock.now())
 
-    def set_flags(self, held: Held, flags: int) -> None:
+    def set_flags(self, entry: LeaseEntry, flags: int) -> None:
         """Set flags on a task's record, which its next beat reads."""
         with self.lock:
-            if held.slot is not None:
-                self.board.flag(held.slot, flags)
+            if entry.slot is not None:
+                self.board.flag(entry.slot, flags)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._entries)
 
-    def _put(self, held: Held) -> None:
+    def _put(self, entry: LeaseEntry) -> None:
         with self.lock:
-            self._held[held.lease.claim.tag] = held
-            self.shortest = min(self.shortest, held.lease.policy.extension)
+            self._entries[entry.lease.claim.tag] = entry
+            self.shortest = min(self.shortest, entry.lease.policy.extension)
 
-    def _take(self, tag: str, state: State, ending: Ending) -> Held | None:
+    def _take(self, tag: str, state: State, ending: Ending) -> LeaseEntry | None:
         with self.lock:
-            held = self._held.pop(tag, None)
-            if held is None:
+            entry = self._entries.pop(tag, None)
+            if entry is None:
                 return None
-            held.ending = ending = ending.of(held.lease)
-            self.tally.ended(held.lease, ending, held.why)
-            self._note_pace(held)
-            released = FLAG_RELEASED if held.lease.is_held else 0
-            if held.lease.is_held:
-                held.lease.end(state)
-            if held.slot is not None:
-                self.board.flag(held.slot, FLAGS_ENDED | released)
-                self.board.free(held.slot)
-            return held
+            entry.ending = ending = ending.of(entry.lease)
+            self.tally.ended(entry.lease, ending, entry.why)
+            self._note_pace(entry)
+            released = FLAG_RELEASED if entry.lease.is_held else 0
+            if entry.lease.is_held:
+                entry.lease.end(state)
+            if entry.slot is not None:
+                self.board.flag(entry.slot, FLAGS_ENDED | released)
+                self.board.free(entry.slot)
+            return entry
 
-    def _note_pace(self, held: Held) -> None:
-        started = held.lease.started_at or self.started_at(held)
-        beat = self.board.read_time(held.slot, beatboard.BEAT) if held.slot else 0.0
-        self.paces.ended(held, started, beat, self.clock.now())
+    def _note_pace(self, entry: LeaseEntry) -> None:
+        started = entry.lease.started_at or self.started_at(entry)
+        beat = self.board.read_time(entry.slot, beatboard.BEAT) if entry.slot else 0.0
+        self.paces.ended(entry, started, beat, self.clock.now())
 
-    def _withdraw(self, held: Held) -> bool:
+    def _withdraw(self, entry: LeaseEntry) -> bool:
         """Prevent the start of a task; False: it has started."""
-        return held.slot is None or starting.withdraw(self.board, held.slot)
+        return entry.slot is None or starting.withdraw(self.board, entry.slot)
 
-    def _has_started(self, held: Held) -> bool:
-        return held.pid is not None or bool(self.started_at(held))
+    def _has_started(self, entry: LeaseEntry) -> bool:
+        return entry.pid is not None or bool(self.started_at(entry))
 
-    def _is_over(self, held: Held) -> bool:
+    def _is_over(self, entry: LeaseEntry) -> bool:
         """Whether a lease is lost, or past its deadline: the keeper's next pass marks it so."""
-        return not held.lease.is_held or self.clock.now() >= held.lease.deadline
+        return not entry.lease.is_held or self.clock.now() >= entry.lease.deadline
