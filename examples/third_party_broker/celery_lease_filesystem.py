@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.transport import virtual
 
-from celery_lease.brokers.settling import LeasingChannel, SettlingQoS, VirtualDriver, when_leasing
+from celery_lease.brokers.qos import LeasingChannel, SettlingQoS, VirtualDriver, when_leasing
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped
 
 if TYPE_CHECKING:

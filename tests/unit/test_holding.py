@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kombu.transport import virtual
 
-from celery_lease.brokers.settling import HoldingQoS
+from celery_lease.brokers.qos import HoldingQoS
 from celery_lease.core.delivery import Claim
 
 

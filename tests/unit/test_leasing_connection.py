@@ -14,7 +14,7 @@ from kombu.transport.memory import Channel
 from celery_lease.brokers import driver_class, kind_of
 from celery_lease.brokers.connection import LeasingConnection, leasing
 from celery_lease.brokers.memory.driver import STORE, MemoryDriver
-from celery_lease.brokers.settling import LeasingChannel, SettlingQoS
+from celery_lease.brokers.qos import LeasingChannel, SettlingQoS
 from celery_lease.core.delivery import Terms
 from celery_lease.worker.steps import LeaseSettings
 from unit.fakes import FakeClock

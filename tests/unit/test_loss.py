@@ -136,7 +136,7 @@ def test_a_result_that_a_cold_shutdown_cut_off_is_the_cause(bench: Bench) -> Non
     """Noted in a signal handler, told by the keeper."""
     bench.enter(bench.run(), Span.STORING)
     bench.leases.end_soon("a", storing=bench.leases.is_storing("a"))
-    bench.leases.settling.again()
+    bench.leases.outbox.again()
     assert bench.driver.why == {"cause": str(LossReason.RESULT_NOT_STORED)}
 
 

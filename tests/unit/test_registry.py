@@ -213,7 +213,7 @@ def test_a_task_that_the_pool_has_forgotten_is_handed_back(bench: Bench) -> None
 def test_settling_is_repeated_until_the_broker_answers(bench: Bench) -> None:
     """I5: an acknowledgement and a return that were not answered reach the broker in the end.
 
-    Removed: the retry in ``Settling._send``; failed with: ``not {'a': 1010.0, 'b': 1010.0}``.
+    Removed: the retry in ``Outbox._send``; failed with: ``not {'a': 1010.0, 'b': 1010.0}``.
     """
     bench.run("a")
     bench.receive("b")
@@ -238,7 +238,7 @@ def test_a_settlement_that_was_done_but_not_answered_ends_with_the_next_answer(
     bench.driver.deaf = True
     bench.leases.complete("a")
     bench.driver.deaf = False
-    assert bench.leases.settling.again() == 0
+    assert bench.leases.outbox.again() == 0
 
 
 def test_a_silent_broker_costs_each_caller_one_timeout(bench: Bench) -> None:
@@ -285,7 +285,7 @@ def test_taking_stops_while_unclaimed_messages_wait(bench: Bench) -> None:
 def test_a_worker_that_ends_goes_on_telling_a_broker_that_comes_back(bench: Bench) -> None:
     """Two acknowledgements were not answered; the broker is away for a second more: both are done.
 
-    Removed: the loop in ``Settling.within``; failed with: ``not {'a': 1010.0, 'b': 1010.0}``.
+    Removed: the loop in ``Outbox.within``; failed with: ``not {'a': 1010.0, 'b': 1010.0}``.
     """
 
     def rest() -> None:
@@ -297,7 +297,7 @@ def test_a_worker_that_ends_goes_on_telling_a_broker_that_comes_back(bench: Benc
     bench.driver.silent = True
     for tag in ("a", "b"):
         bench.leases.complete(tag)
-    bench.leases.settling.within(5.0, rest)
+    bench.leases.outbox.within(5.0, rest)
     assert not bench.driver.expiries
     assert bench.clock.now() == 1001.0
 
@@ -309,7 +309,7 @@ def test_a_worker_that_ends_waits_for_its_broker_for_so_long_only(
     bench.run()
     bench.driver.silent = True
     bench.leases.complete("a")
-    bench.leases.settling.within(5.0, lambda: bench.clock.advance(0.25))
+    bench.leases.outbox.within(5.0, lambda: bench.clock.advance(0.25))
     assert bench.clock.now() == 1005.0
     bench.leases.close()
     assert "before it could acknowledge or return 1 message;" in caplog.text

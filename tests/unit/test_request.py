@@ -456,7 +456,7 @@ def test_a_cold_shutdown_counts_what_is_not_stored_as_a_loss() -> None:
     held = worker.run("tag")
     worker.enter(held, Span.RETRYING)
     worker.leases.end_soon("tag", storing=worker.leases.is_storing("tag"))
-    worker.leases.settling.again()
+    worker.leases.outbox.again()
     (call,) = [each for each in worker.driver.calls if each.name == "requeue"]
     assert (call.what, call.options["orderly"]) == (["tag"], False)
     assert held.lease.lost is LossReason.RESULT_NOT_STORED
@@ -474,7 +474,7 @@ def test_a_task_that_a_cold_shutdown_ends_in_its_body_has_lost_no_result(app: Ce
     with log.in_sighandler():
         bench.request.cancel(pool)
     assert pool.terminate_job.called
-    worker.leases.settling.again()
+    worker.leases.outbox.again()
     (call,) = [each for each in worker.driver.calls if each.name == "requeue"]
     assert (call.what, call.options["orderly"]) == (["tag"], True)
     assert held.lease.lost is None

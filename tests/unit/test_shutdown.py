@@ -452,9 +452,9 @@ def test_a_silent_broker_does_not_keep_the_worker(bench: Stopping) -> None:
     bench.driver.silent = True
     bench.stop()
     assert len(bench.leases) == 0
-    assert bench.leases.settling.again() == 1
+    assert bench.leases.outbox.again() == 1
     bench.driver.silent = False
-    assert bench.leases.settling.again() == 0
+    assert bench.leases.outbox.again() == 0
     assert bench.driver.expiries == {}
 
 

@@ -392,5 +392,5 @@ def test_without_an_answer_it_is_not_started_and_goes_back(
     assert bench.driver.count("complete") == 2
     assert [each.levelname for each in caplog.records] == ["ERROR", "ERROR"]
     bench.driver.silent = False
-    assert bench.leases.settling.again() == 0
+    assert bench.leases.outbox.again() == 0
     assert bench.driver.sent("requeue") == ["a", "b"]

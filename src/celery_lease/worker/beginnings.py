@@ -43,4 +43,4 @@ def send(leases: LeaseRegistry, entries: Iterable[LeaseEntry]) -> bool:
         news = [entry for entry in entries if not entry.begin_sent]
         for entry in news:
             entry.begin_sent = True
-    return leases.settling.send(begin, [entry.lease.claim.tag for entry in news])
+    return leases.outbox.send(begin, [entry.lease.claim.tag for entry in news])

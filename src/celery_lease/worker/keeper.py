@@ -109,7 +109,7 @@ class Keeper:
             self._extend(batch, report)
         silent = report.unknown > 0 and not report.extended
         sent = silent or beginnings.send(self._leases, pass_.begun)
-        if silent or not sent or self._leases.settling.again():
+        if silent or not sent or self._leases.outbox.again():
             left = min((entry.lease.deadline for entry in pass_.due), default=math.inf)
             now = self._clock.now()
             self._patience.unanswered(now, lease=self._leases.shortest, left=left - now)

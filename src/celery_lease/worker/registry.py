@@ -1,7 +1,7 @@
 """The registry of this worker's leases, and their life in it: claim, start, end, return.
 
 Messages are settled at the broker outside of the registry's lock, by the thread that ended the
-lease, or later by the keeper: see :mod:`.settling`.
+lease, or later by the keeper: see :mod:`.outbox`.
 
 Invariant: a lease leaves the registry before its message is settled, so no extension is begun
 after; and a message whose extension is under way at that moment goes back only when that is over.
@@ -25,7 +25,7 @@ from celery_lease.worker import beginnings, compat, crashes, forks, loss, notice
 from celery_lease.worker.entries import Ending, LeaseEntry, LeaseHandle, ticket
 from celery_lease.worker.entry_table import EntryTable
 from celery_lease.worker.intake import Intake
-from celery_lease.worker.settling import Settling
+from celery_lease.worker.outbox import Outbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +95,7 @@ class LeaseRegistry(EntryTable):
         self._grants = granting.Grants(board)  # under the lock
         self.renewing: set[str] = set()  #: tags whose extension is under way; under the lock
         self.intake = Intake()  #: whether messages are taken and tasks are started
-        self.settling = Settling(clock)  #: calls that the broker has not answered yet
+        self.outbox = Outbox(clock)  #: calls that the broker has not answered yet
         self._homeless = 0  # messages of a failed claim that are not back in their queue yet
 
     # Called by a channel (Holder).
@@ -152,12 +152,12 @@ class LeaseRegistry(EntryTable):
         """Acknowledge a message; a former holder's acknowledgement changes nothing."""
         if self._take(tag, State.COMPLETED, ending) is not None:
             self.driver.ended([tag])
-            self.settling.send(self.driver.complete, [tag])
+            self.outbox.send(self.driver.complete, [tag])
 
     def complete_first(self, tag: str) -> bool:
         """Acknowledge a message before its task starts, as it is to run once at most.
 
-        Its lease ends here. Not by :attr:`settling`: the task waits for the answer.
+        Its lease ends here. Not by :attr:`outbox`: the task waits for the answer.
 
         Returns:
             Whether the task may start. If not, the message is somebody else's or, where the broker
@@ -171,10 +171,10 @@ class LeaseRegistry(EntryTable):
             self._take(tag, State.COMPLETED, Ending.COMPLETED)
         self.driver.ended([tag])
         # Once something was not answered, no more is asked: each question would wait as long.
-        answer = Answer.UNKNOWN if self.settling.left else self._completed(entry)
+        answer = Answer.UNKNOWN if self.outbox.left else self._completed(entry)
         if answer is Answer.UNKNOWN:
             notices.unanswered_start(entry)
-            self.settling.later(partial(self.driver.requeue, orderly=True, front=True), [tag])
+            self.outbox.later(partial(self.driver.requeue, orderly=True, front=True), [tag])
         if slot is not None:
             with self.lock:
                 if answer is Answer.HELD:
@@ -227,8 +227,8 @@ class LeaseRegistry(EntryTable):
             later = [tag for tag in tags if tag in self.renewing]
             if later:
                 # The extension under way could reach the broker last, and hide the message again.
-                self.settling.later(call, later)
-        self.settling.send(call, [tag for tag in tags if tag not in later])
+                self.outbox.later(call, later)
+        self.outbox.send(call, [tag for tag in tags if tag not in later])
 
     def outran(self, message: Any, held: float, queue: str, timeout: float) -> bool:
         """Log a plain task that RabbitMQ stops waiting for; prevent its start if that can be."""
@@ -241,7 +241,7 @@ class LeaseRegistry(EntryTable):
         """Return a message whose claim was not confirmed; the keeper repeats that if unanswered."""
         with self.lock:
             self._homeless += 1
-        self.settling.later(self._return_unclaimed, [attempt])
+        self.outbox.later(self._return_unclaimed, [attempt])
 
     @property
     def backlogged(self) -> bool:
@@ -267,7 +267,7 @@ class LeaseRegistry(EntryTable):
             self.requeue([tag], front=False, orderly=False)
         elif self.driver.capabilities.drops:
             if self._take(tag, State.COMPLETED, Ending.COMPLETED) is not None:
-                self.settling.send(self.driver.drop, [tag])
+                self.outbox.send(self.driver.drop, [tag])
         else:
             self.complete(tag)
 
@@ -434,11 +434,11 @@ class LeaseRegistry(EntryTable):
                 return
             if storing:
                 self._not_stored(entry)
-                self.settling.later(_log_not_stored, [entry])
+                self.outbox.later(_log_not_stored, [entry])
             self._take(tag, State.RELEASED, Ending.LOST if storing else Ending.ENDED)
             known: dict[str, Any] = {"why": entry.why} if storing else {}
             back = partial(self.driver.requeue, orderly=not storing, front=True, **known)
-            self.settling.later(back, [tag])
+            self.outbox.later(back, [tag])
 
     # Called by the keeper and the bootsteps.
 
@@ -505,7 +505,7 @@ class LeaseRegistry(EntryTable):
         Leases that are still held stay unchanged at the broker, and expire; so do leases that have
         ended without the broker's answer.
         """
-        notices.unsettled(self.settling.left)
+        notices.unsettled(self.outbox.left)
         with self.lock:
             left = [entry for entry in self._entries.values() if entry.lease.is_held]
         notices.left_behind(left)

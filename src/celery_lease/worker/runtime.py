@@ -190,7 +190,7 @@ class Runtime:
         self._stand_in.close()
         self.shutdown.report()
         vitals.end(self._vitals)
-        self.leases.settling.within(UNSENT)
+        self.leases.outbox.within(UNSENT)
         self._send_news()
         if self._traces is not None:
             self._traces.run_once()

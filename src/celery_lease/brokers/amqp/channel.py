@@ -21,7 +21,7 @@ from celery_lease.brokers.amqp.frames import guard, spoil
 from celery_lease.brokers.amqp.limits import Limit, consumer_timeout, learn, spends_budget
 from celery_lease.brokers.amqp.plain import PlainMessage, PlainMessages
 from celery_lease.brokers.amqp.reader import attach, reader_of
-from celery_lease.brokers.settling import NOBODY, LeasingChannel, when_leasing
+from celery_lease.brokers.qos import NOBODY, LeasingChannel, when_leasing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

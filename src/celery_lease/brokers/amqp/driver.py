@@ -20,7 +20,7 @@ from celery_lease.brokers.amqp.frames import is_cut
 from celery_lease.brokers.amqp.reader import reader_of
 from celery_lease.brokers.amqp.tokens import Tokens
 from celery_lease.brokers.losses import Losses
-from celery_lease.brokers.settling import changed, mixed
+from celery_lease.brokers.qos import changed, mixed
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal, Terms
 from celery_lease.core.driver import Driver

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.transport import virtual
 
-from celery_lease.brokers.settling import LeasingChannel, SettlingQoS
+from celery_lease.brokers.qos import LeasingChannel, SettlingQoS
 from celery_lease.core.keys import KeyAnswer
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from kombu.transport.memory import Channel
 
 from celery_lease.brokers.memory.channel import Leasing
 from celery_lease.brokers.memory.exclusive import PLACE, REPLACED, Keys
-from celery_lease.brokers.settling import VirtualDriver
+from celery_lease.brokers.qos import VirtualDriver
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal, Terms
 from celery_lease.core.keys import KeyAnswer, Verdict

@@ -11,7 +11,7 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from celery_lease.brokers.pgmq.qos import LeaseQoS
-from celery_lease.brokers.settling import SettlingChannel, when_leasing
+from celery_lease.brokers.qos import SettlingChannel, when_leasing
 
 if TYPE_CHECKING:
     from celery_lease.brokers.pgmq.driver import PgmqDriver

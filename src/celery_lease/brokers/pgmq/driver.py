@@ -21,7 +21,7 @@ from celery_lease.brokers.pgmq.dead import PgmqDeadLetters
 from celery_lease.brokers.pgmq.fence import Delivery
 from celery_lease.brokers.pgmq.records import PgmqRecords
 from celery_lease.brokers.pgmq.statements import Act, parameters, statement
-from celery_lease.brokers.settling import VirtualDriver
+from celery_lease.brokers.qos import VirtualDriver
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.dead import GIVEN_UP
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Renewal

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.transport import virtual
 
 from celery_lease.brokers.pgmq.fence import Arrival, Delivery
-from celery_lease.brokers.settling import HoldingQoS
+from celery_lease.brokers.qos import HoldingQoS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps
 
+from celery_lease.brokers.qos import LeasingChannel, SettlingQoS, when_leasing
 from celery_lease.brokers.redis.arrivals import Arrivals, check_tag
 from celery_lease.brokers.redis.attempt import Attempt
-from celery_lease.brokers.settling import LeasingChannel, SettlingQoS, when_leasing
 from celery_lease.core.delivery import Answer
 from celery_lease.core.keys import KeyAnswer
 

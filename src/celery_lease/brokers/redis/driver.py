@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kombu.utils.encoding import bytes_to_str
 
+from celery_lease.brokers.qos import VirtualDriver
 from celery_lease.brokers.redis import (
     channel as channels,
     exclusive as exclusive_keys,
@@ -25,7 +26,6 @@ from celery_lease.brokers.redis.keys import Keys
 from celery_lease.brokers.redis.plain import PlainSweep
 from celery_lease.brokers.redis.records import RedisRecords
 from celery_lease.brokers.redis.sweeps import PIECE, Sweeps
-from celery_lease.brokers.settling import VirtualDriver
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Renewal
 from celery_lease.core.errors import UnsupportedBroker
 from celery_lease.core.keys import KeyAnswer, Verdict

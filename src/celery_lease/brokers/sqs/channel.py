@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vine import transform
 
-from celery_lease.brokers.settling import SettlingChannel, when_leasing
+from celery_lease.brokers.qos import SettlingChannel, when_leasing
 from celery_lease.brokers.sqs import closing
 from celery_lease.brokers.sqs.polls import NOT_SERVED, Poll, blocks_the_loop, guard, watch
 from celery_lease.brokers.sqs.qos import LeaseQoS

@@ -20,7 +20,7 @@ from botocore.exceptions import (
 )
 
 from celery_lease.brokers.losses import Losses
-from celery_lease.brokers.settling import VirtualDriver
+from celery_lease.brokers.qos import VirtualDriver
 from celery_lease.brokers.sqs import dead
 from celery_lease.brokers.sqs.answers import answers_of, failures_of
 from celery_lease.brokers.sqs.calls import do_all

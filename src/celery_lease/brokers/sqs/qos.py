@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.transport import SQS as kombu_sqs  # noqa: N811  (a module)
 
-from celery_lease.brokers.settling import HoldingQoS
+from celery_lease.brokers.qos import HoldingQoS
 from celery_lease.brokers.sqs.receipts import Arrival
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ def _rest() -> None:
     threading.Event().wait(REST)
 
 
-class Settling:
+class Outbox:
     """Calls the broker, and keeps the items that it did not answer."""
 
     def __init__(self, clock: Clock) -> None:
