@@ -107,7 +107,7 @@ def test_a_broker_that_is_silent_is_away_too(
     own_valkey: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It took the connection and says nothing; nobody waits for ever."""
-    monkeypatch.setattr(broker, "PATIENCE", 0.5)
+    monkeypatch.setattr(broker, "ANSWER_TIMEOUT", 0.5)
     with Setup(own_valkey.url()).app() as app:
         own_valkey.stop()
         try:

@@ -194,7 +194,7 @@ def test_a_letter_keeps_nobody_whose_broker_falls_silent(
         bury = lambda: answers.append(desk.driver.bury(message.claim.tag, "dead"))  # noqa: E731
         burying = threading.Thread(target=bury, daemon=True)
         burying.start()
-        burying.join(4 * dead.PATIENCE)
+        burying.join(4 * dead.ANSWER_TIMEOUT)
         assert answers == [Answer.UNKNOWN]
         network.thaw()
 

@@ -350,7 +350,7 @@ def test_a_message_that_does_not_come_is_given_up(
     reading: Reading, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its process is stopped or was killed: nobody waits for it for long."""
-    monkeypatch.setattr(partial_messages, "PATIENCE", 0.0)
+    monkeypatch.setattr(partial_messages, "MESSAGE_TIMEOUT", 0.0)
     reading.send("half")
     with caplog.at_level(logging.WARNING):
         reading.hub.reset()

@@ -13,7 +13,7 @@ from celery_lease.board import Board, BoardFull
 from celery_lease.core.lease import State
 from celery_lease.core.loss import FLAG_LOST, FLAG_RELEASED, FLAG_TAKEN
 from celery_lease.worker import beginnings, forks
-from celery_lease.worker.patience import FIRST
+from celery_lease.worker.backoff import FIRST
 from unit.fake_broker import POLICY, Bench, FakeMessage
 from unit.fakes import PATIENCE
 

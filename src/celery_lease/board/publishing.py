@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from celery_lease.board import Board, Slot
 
 #: Longest wait of an end for a publication, and the time between two looks, in seconds.
-PATIENCE, LOOK_INTERVAL = 5.0, 0.002
+LONGEST_WAIT, LOOK_INTERVAL = 5.0, 0.002
 
 
 def begin(board: Board, slot: Slot) -> bool:
@@ -49,9 +49,9 @@ def close(board: Board, slot: Slot) -> None:
     """
     board.cells[slot.first + CLOSED] = slot.mark | 1
     settle_memory()
-    ends, patience = host_seconds() + PATIENCE, threading.Event()
+    ends, rest = host_seconds() + LONGEST_WAIT, threading.Event()
     while board.cells[slot.first + PUBLISHING] == slot.mark | 1 and host_seconds() < ends:
-        patience.wait(LOOK_INTERVAL)
+        rest.wait(LOOK_INTERVAL)
 
 
 def settle_memory() -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: Seconds that a task process has to continue a message that was read in part.
-PATIENCE = 2.0
+MESSAGE_TIMEOUT = 2.0
 
 
 def read_to_the_end(consumer: Any) -> None:
@@ -68,7 +68,7 @@ def _read(hub: Any, descriptor: int) -> None:
 def _finish(descriptor: int, reading: Iterator[Any]) -> bool:
     """Read a message that was read in part; return whether another may follow."""
     try:
-        while wait([descriptor], PATIENCE):
+        while wait([descriptor], MESSAGE_TIMEOUT):
             next(reading)
     except StopIteration:
         return True
@@ -78,6 +78,6 @@ def _finish(descriptor: int, reading: Iterator[Any]) -> bool:
         logger.exception("the end of a task could not be handled")
         return True
     logger.warning(
-        "half a message of a task process, and no more for %g s: it is discarded", PATIENCE
+        "half a message of a task process, and no more for %g s: it is discarded", MESSAGE_TIMEOUT
     )
     return False

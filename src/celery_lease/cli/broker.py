@@ -25,7 +25,7 @@ EX_UNAVAILABLE = 69
 MISREAD = "is not read as it is meant: its password ends at the first of / ? #"
 ESCAPE = "Write %2F for /, %3F for ?, %23 for #, %40 for @, %3A for :, %25 for %"
 #: Seconds for an answer of a broker, before it counts as away.
-PATIENCE = 5.0
+ANSWER_TIMEOUT = 5.0
 
 
 def called(transport: str) -> str:
@@ -87,7 +87,7 @@ def reached(connection: Any) -> Iterator[Any]:
     """
     driver = brokers.driver_class(connection.transport.driver_type)
     with connection:
-        driver.bound(connection, PATIENCE)
+        driver.bound(connection, ANSWER_TIMEOUT)
         try:
             connection.ensure_connection(max_retries=1, interval_start=0.2)
             yield connection

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_lease.cli.broker import PATIENCE, BrokerAway
+from celery_lease.cli.broker import ANSWER_TIMEOUT, BrokerAway
 from celery_lease.cli.sources import sources
 from celery_lease.core.clock import SystemClock, thread_seconds
 from celery_lease.view import Collector
@@ -87,7 +87,7 @@ class Watch:
 
     def trouble(self) -> str:
         """Return the reason why there is no newer view; "": there is none."""
-        longest = 2 * self.interval + PATIENCE  # a round asks the workers twice
+        longest = 2 * self.interval + ANSWER_TIMEOUT  # a round asks the workers twice
         if self.clock.now() - self.asks_since <= longest:
             return self.collector.trouble
         with self.app.connection_for_write() as connection:

@@ -148,11 +148,11 @@ def prolong(context: ToolContext, margin: float) -> bool:
 
     For brokers that cannot confirm an expired lease: it must not expire.
     """
-    patience = threading.Event()
+    rest = threading.Event()
     if context.remaining > 0:
         context._board.write_time(context._slot, BEAT, host_seconds())
     while 0 < context.remaining <= margin:
-        patience.wait(POLL_INTERVAL)
+        rest.wait(POLL_INTERVAL)
     return context.remaining > 0
 
 

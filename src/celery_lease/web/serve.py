@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
 #: Seconds that open pages have to end when it stops.
-PATIENCE = 2
+STOP_TIMEOUT = 2
 
 
 def credentials(user: str, password: str) -> str:
@@ -74,7 +74,7 @@ def serve(
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=PATIENCE,
+            timeout_graceful_shutdown=STOP_TIMEOUT,
         )
         uvicorn.Server(config).run(sockets=[listener])
 

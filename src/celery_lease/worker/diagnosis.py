@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: Seconds over which a process's use of the processor is measured, and the share that is busy.
 SAMPLE, BUSY_SHARE = 0.2, 0.5
 #: Seconds that a process is given to write its stack, and between two looks at it.
-STACK_PATIENCE, STACK_LOOK = 0.5, 0.02
+STACK_TIMEOUT, STACK_LOOK = 0.5, 0.02
 #: Characters of a stack that are kept.
 LONGEST_STACK = 8000
 
@@ -163,9 +163,9 @@ def _offer(pid: int) -> tuple[Path, int]:
 
 
 def _await_growth(path: Path, before: int) -> None:
-    """Wait until a file has grown and then stopped growing; at most ``STACK_PATIENCE``."""
+    """Wait until a file has grown and then stopped growing; at most ``STACK_TIMEOUT``."""
     clock, rest, last = SystemClock(), threading.Event(), before
-    ends = clock.now() + STACK_PATIENCE
+    ends = clock.now() + STACK_TIMEOUT
     while clock.now() < ends:
         rest.wait(STACK_LOOK)
         size = path.stat().st_size

@@ -20,7 +20,7 @@ from celery_lease.core.lease import State
 from celery_lease.core.loss import CONSEQUENCES
 from celery_lease.core.policy import Mode
 from celery_lease.worker import beginnings, notices
-from celery_lease.worker.patience import Patience
+from celery_lease.worker.backoff import Backoff
 from celery_lease.worker.processes import is_alive
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Keeper:
         #: Names of tasks that went half of a lease without a beat; each is logged once.
         self.silent: set[str] = set()
         self._tally = leases.tally
-        self._patience = Patience()
+        self._backoff = Backoff()
 
     def run_once(self) -> Report:
         """Look at all leases once, send the extensions that are due, and apply the answers."""
@@ -94,9 +94,9 @@ class Keeper:
                 log(entry)
         for entry in pass_.ended:
             self._leases.settle_outcome(entry)
-        if not self._patience.left(pass_.now):
+        if not self._backoff.left(pass_.now):
             self._ask(pass_)
-        if wait := self._patience.left(pass_.now):
+        if wait := self._backoff.left(pass_.now):
             report.wait = max(min(report.wait, wait), SHORTEST_WAIT)
         self._tally.keeper_waits(report.wait)
         standstill.rests(self._leases.board, self._tally.keeper_due)
@@ -112,9 +112,9 @@ class Keeper:
         if silent or not sent or self._leases.outbox.again():
             left = min((entry.lease.deadline for entry in pass_.due), default=math.inf)
             now = self._clock.now()
-            self._patience.unanswered(now, lease=self._leases.shortest, left=left - now)
+            self._backoff.unanswered(now, lease=self._leases.shortest, left=left - now)
         else:
-            self._patience.answered()
+            self._backoff.answered()
 
     def _look_at_all(self) -> _Pass:
         with self._leases.lock:

@@ -81,7 +81,7 @@ class Publisher:
         """
         with self._turn:
             self._closed.add(tag)
-            self._turn.wait_for(lambda: self._current != tag, publishing.PATIENCE)
+            self._turn.wait_for(lambda: self._current != tag, publishing.LONGEST_WAIT)
 
     def _look(self, entry: LeaseEntry) -> None:
         board, slot, tag = self._leases.board, entry.slot, entry.lease.claim.tag

@@ -48,7 +48,7 @@ HANDLERS = {
 }
 #: Seconds between two checks whether it is needed, longest wait for a command, and rest after a
 #: failure.
-LOOK_INTERVAL, PATIENCE, REST = 0.5, 0.3, 5.0
+LOOK_INTERVAL, WAIT, REST = 0.5, 0.3, 5.0
 #: Seconds that the main loop may stand still in a stopping worker before it counts as away.
 AWAY = 2.0
 #: Seconds that a command is kept for which the main loop has the first chance to answer.
@@ -89,7 +89,7 @@ class StandIn:
             if self._connection is None:
                 self._listen()
             with suppress(socket.timeout):
-                self._connection.drain_events(timeout=PATIENCE)
+                self._connection.drain_events(timeout=WAIT)
             self._answer()
         except Exception as exc:  # noqa: BLE001  (a lost broker raises many kinds of errors)
             logger.debug("no commands are heard while the main loop is away: %s", exc)

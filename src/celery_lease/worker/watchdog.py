@@ -74,8 +74,8 @@ def ends_at(
     if policy.mode is Mode.DAEMON:
         # Silent by nature; but a loss cannot reach it by a beat either, and "abort" was asked for.
         return awake_since if lease.state is State.LOST else math.inf
-    patience = policy.extension if threshold is None else threshold
-    return max(max(beat, awake_since) + patience, quiet_until)
+    allowed = policy.extension if threshold is None else threshold
+    return max(max(beat, awake_since) + allowed, quiet_until)
 
 
 class Watchdog:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Header of a dead letter: its origin, the time of its move, and its losses.
 DEAD = "celery_lease_dead"
 #: Longest wait for a connection, and for the answer to one call, in seconds.
-PATIENCE = 4.0
+ANSWER_TIMEOUT = 4.0
 #: Bytes of a frame reserved for a message's properties and for the fixed parts of a dead letter.
 BESIDE = 4096
 #: Properties that a copy leaves out: it does not expire, and its deliveries start again.
@@ -147,7 +147,7 @@ def _publish(
     message = Message(raw.body, application_headers={**kept, **added}, **properties)
     channel = connection.channel()
     channel.basic_publish_confirm(
-        message, exchange="", routing_key=queue, mandatory=True, timeout=PATIENCE
+        message, exchange="", routing_key=queue, mandatory=True, timeout=ANSWER_TIMEOUT
     )
     channel.close()
 

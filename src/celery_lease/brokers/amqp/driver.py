@@ -89,8 +89,8 @@ class AmqpDriver(Driver):
         client = channel.connection.client
 
         def dial() -> Any:
-            connection = client.clone(connect_timeout=dead.PATIENCE)
-            connection.connection.sock.settimeout(dead.PATIENCE)  # its default waits for ever
+            connection = client.clone(connect_timeout=dead.ANSWER_TIMEOUT)
+            connection.connection.sock.settimeout(dead.ANSWER_TIMEOUT)  # its default waits for ever
             return connection
 
         return cls(clock or SystemClock(), dial)

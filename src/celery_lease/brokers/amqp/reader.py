@@ -45,7 +45,7 @@ METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
 #: Seconds between two looks for an answer.
 LOOK = 0.01
 #: Seconds that the rest of a frame may take, and the most frames that one look reads.
-PATIENCE, FRAMES = 1.0, 1000
+FRAME_TIMEOUT, FRAMES = 1.0, 1000
 #: The most seconds of silence that one look counts: a process that was stopped saw none.
 LONGEST_LOOK = 1.0
 #: Heartbeats that may be missed. RabbitMQ sends one in each half of the agreed interval, and gives
@@ -180,7 +180,7 @@ class Reader:
             for _ in range(FRAMES):
                 if not self._has_unread():
                     break
-                frame = self._heard(self._receive(LOOK if _poll() is None else PATIENCE))
+                frame = self._heard(self._receive(LOOK if _poll() is None else FRAME_TIMEOUT))
                 if frame is not None:
                     self._keep(frame)
         except TimeoutError:

@@ -19,7 +19,7 @@ SHORTEST, LONGEST = 0.004, 0.05
 
 
 @dataclass(slots=True)
-class Pause:
+class Backoff:
     """The pause before empty lists are read again: longer each time, from the last message on.
 
     A busy queue is read without a pause; an idle worker asks at most 20 times a second. An idle
@@ -38,16 +38,16 @@ class Polling:
 
     def __init__(self, looks: Looks, bell: str) -> None:
         self._looks, self._bell = looks, bell
-        self._pause = Pause()
+        self._backoff = Backoff()
         self.is_waiting = False  #: the request under way waits first
 
     def ask(self, queues: Sequence[str]) -> tuple[list[tuple[Any, ...]], float]:
         """Return the commands to be sent, and for how many seconds the server may wait."""
         commands = [self._looks.command(queues)]
-        self.is_waiting = self._pause.seconds > 0
+        self.is_waiting = self._backoff.seconds > 0
         if self.is_waiting:
-            commands.insert(0, ("BLPOP", self._bell, self._pause.seconds))
-        return commands, self._pause.seconds
+            commands.insert(0, ("BLPOP", self._bell, self._backoff.seconds))
+        return commands, self._backoff.seconds
 
     def answer(self, parse: Callable[[str], Any], _: float) -> tuple[bytes, bytes] | None:
         """Read the replies, by the name of each command; return the list and text of a message."""
@@ -56,5 +56,5 @@ class Polling:
         seen = self._looks.reply(parse)
         if seen is None:
             return None
-        self._pause.found(message=seen.popped is not None)
+        self._backoff.found(message=seen.popped is not None)
         return seen.popped

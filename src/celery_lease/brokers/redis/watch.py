@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: The channel on which tracked keys are published.
 NEWS = "__redis__:invalidate"
 #: Longest wait for a reply, and for the notification of the test, in seconds.
-PATIENCE = 2.0
+ANSWER_TIMEOUT = 2.0
 #: Its type for kombu's poller.
 TYPE = "WATCH"
 
@@ -129,8 +129,10 @@ class Watch:
         with _refusing(RedisError, OSError):
             driver.call(lambda client: client.set(probe, "", px=1000))
             driver.call(lambda client: client.client_unblock(asking_id))
-            if not self.connection.can_read(PATIENCE):
-                raise Refused(f"no news of a changed key within {PATIENCE:g} s", for_good=False)
+            if not self.connection.can_read(ANSWER_TIMEOUT):
+                raise Refused(
+                    f"no news of a changed key within {ANSWER_TIMEOUT:g} s", for_good=False
+                )
             self.connection.read_response()
         return asking_id
 
@@ -160,6 +162,6 @@ def _refusing(*errors: type[Exception]) -> Iterator[None]:
 
 def _ask(connection: Any, *command: Any) -> Any:
     connection.send_command(*command)
-    if not connection.can_read(PATIENCE):
-        raise TimeoutError(f"no answer to {command[0]} within {PATIENCE:g} s")
+    if not connection.can_read(ANSWER_TIMEOUT):
+        raise TimeoutError(f"no answer to {command[0]} within {ANSWER_TIMEOUT:g} s")
     return connection.read_response()

@@ -92,14 +92,14 @@ class Clients:
         Raises:
             KeyError: The queue's access was not read.
         """
-        patience = max((each for each in TIMEOUTS if each <= within), default=min(TIMEOUTS))
-        key = self._accesses[queue], patience
+        timeout = max((each for each in TIMEOUTS if each <= within), default=min(TIMEOUTS))
+        key = self._accesses[queue], timeout
         client = self._clients.get(key)
         if client is not None:
             return client
         with self._making:
             if key not in self._clients:
-                self._clients[key] = self._accesses[queue].client(*TIMEOUTS[patience])
+                self._clients[key] = self._accesses[queue].client(*TIMEOUTS[timeout])
             return self._clients[key]
 
     def close(self) -> None:

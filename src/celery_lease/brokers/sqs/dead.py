@@ -37,7 +37,7 @@ KEPT = 14 * 24 * 3600
 #: Seconds for which a letter that was read is hidden from others.
 HIDDEN = 120
 #: Longest wait for the answer to one call, in seconds.
-PATIENCE = 4.0
+ANSWER_TIMEOUT = 4.0
 #: Bytes that all regions and servers take as one message, and the part of them that is reserved for
 #: the fixed fields of a letter.
 LONGEST, BESIDE = 262_144, 4096
@@ -163,7 +163,7 @@ class SqsDeadLetters:
         except UndefinedQueueException:
             name = next(iter(self._channel.predefined_queues))
             self._clients.learn(self._channel, name)
-        return self._clients.client(name, PATIENCE)
+        return self._clients.client(name, ANSWER_TIMEOUT)
 
 
 def _name(queue: str) -> str:

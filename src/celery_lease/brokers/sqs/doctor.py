@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from celery_lease.core.findings import Examined
 
 CAP = 43200.0  #: the longest time for which SQS lets a message be held, in seconds
-PATIENCE = 4.0  #: seconds for one answer
+ANSWER_TIMEOUT = 4.0  #: seconds for one answer
 #: The first lease is no longer than the queue's timeout, and the keeper comes once a second.
 SHORT = 10
 #: Receives that shutdowns and crashes of healthy workers may spend on one message.
@@ -65,7 +65,7 @@ def _attributes(case: Examined, queue: str) -> Any:
     channel = case.channel
     name, clients = channel.canonical_queue_name(queue), Clients()
     clients.learn(channel, name)
-    client = clients.client(name, PATIENCE)
+    client = clients.client(name, ANSWER_TIMEOUT)
     try:
         predefined = (channel.predefined_queues or {}).get(queue)
         url = predefined["url"] if predefined else client.get_queue_url(QueueName=name)["QueueUrl"]

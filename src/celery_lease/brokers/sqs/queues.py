@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 #: Visibility timeout of a queue that was created without one; the guess if it cannot be read.
 USUAL_VISIBILITY = 30
 #: Longest wait for a queue's attributes, in seconds.
-PATIENCE = 5.0
+ANSWER_TIMEOUT = 5.0
 
 _ATTRIBUTES = ["VisibilityTimeout", "RedrivePolicy"]
 
@@ -60,7 +60,7 @@ class Queues:
 
     def _read(self, name: str, url: str) -> Queue:
         try:
-            client = self._clients.client(name, PATIENCE)
+            client = self._clients.client(name, ANSWER_TIMEOUT)
             answer = client.get_queue_attributes(QueueUrl=url, AttributeNames=_ATTRIBUTES)
         except (BotoCoreError, ClientError) as exc:
             logger.warning("attributes of queue %s not read: %s", name, exc)

@@ -22,7 +22,7 @@ LEASE_SHARE, LEFT_SHARE = 1 / 8, 1 / 2
 JITTER = 0.5
 
 
-class Patience:
+class Backoff:
     """The backoff of one caller. For one thread."""
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:

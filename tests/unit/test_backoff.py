@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 
-from celery_lease.worker.patience import FIRST, JITTER, LONGEST, SHORTEST, Patience
+from celery_lease.worker.backoff import FIRST, JITTER, LONGEST, SHORTEST, Backoff
 from unit.fake_broker import POLICY, Bench
 
 FAR = math.inf
@@ -14,11 +14,11 @@ FAR = math.inf
 
 def waits(count: int, *, chance: float = 0.0, lease: float = FAR, left: float = FAR) -> list[float]:
     """Return the waits after so many silences in a row."""
-    patience = Patience(lambda: chance)
+    backoff = Backoff(lambda: chance)
     waited = []
     for _ in range(count):
-        patience.unanswered(0.0, lease=lease, left=left)
-        waited.append(patience.left(0.0))
+        backoff.unanswered(0.0, lease=lease, left=left)
+        waited.append(backoff.left(0.0))
     return waited
 
 
@@ -31,7 +31,7 @@ def test_each_silence_doubles_the_wait_up_to_the_longest() -> None:
 def test_chance_takes_off_its_share_and_no_more() -> None:
     """So workers that lost the same broker spread over half of the wait."""
     assert waits(6, chance=1.0) == [each * (1 - JITTER) for each in waits(6)]
-    assert Patience()._chance() != Patience()._chance()
+    assert Backoff()._chance() != Backoff()._chance()
 
 
 def test_no_wait_is_longer_than_the_shortest_lease_can_spare() -> None:
@@ -47,13 +47,13 @@ def test_the_nearer_a_deadline_the_sooner_is_asked() -> None:
 
 def test_an_answer_ends_the_waiting() -> None:
     """The next silence begins with the first wait again."""
-    patience = Patience(lambda: 0.0)
+    backoff = Backoff(lambda: 0.0)
     for _ in range(4):
-        patience.unanswered(0.0, lease=FAR, left=FAR)
-    patience.answered()
-    assert patience.left(0.0) == 0.0
-    patience.unanswered(0.0, lease=FAR, left=FAR)
-    assert patience.left(0.0) == FIRST
+        backoff.unanswered(0.0, lease=FAR, left=FAR)
+    backoff.answered()
+    assert backoff.left(0.0) == 0.0
+    backoff.unanswered(0.0, lease=FAR, left=FAR)
+    assert backoff.left(0.0) == FIRST
 
 
 def outage(bench: Bench, seconds: float, step: float = 0.1) -> list[float]:
