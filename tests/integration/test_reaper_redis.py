@@ -270,7 +270,7 @@ def test_a_sweep_costs_what_is_overdue_and_not_what_is_held(bench: Bench, reaper
     assert len(sweep.run_once()) == BATCH * BATCHES
     assert client.llen("app:q") == 20 + BATCH * BATCHES
     assert client.hlen("app:unacked") == MANY - BATCH * BATCHES
-    counted = sweep.counters.read()
+    counted = sweep.stats.read()
     assert counted[RECOVERED] == 20 + BATCH * BATCHES
     assert counted[STALE] > 0
     assert counted[RUNS] >= 8

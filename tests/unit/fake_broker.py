@@ -16,7 +16,7 @@ from celery_lease.board.spans import Span
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal
 from celery_lease.core.policy import LeasePolicy
 from celery_lease.worker.keeper import Keeper, Report
-from celery_lease.worker.reaper import Counters
+from celery_lease.worker.reaper import ReaperStats
 from celery_lease.worker.registry import LeaseRegistry
 from celery_lease.worker.vitals import Vitals
 from unit.fakes import FakeClock
@@ -175,7 +175,7 @@ class Bench:
     def vitals(self, **watchdog: int) -> Vitals:
         """Return what exporters see of this worker, with some of the watchdog's numbers."""
         seen: Any = SimpleNamespace(**{"stalled": 0, "disowned": 0, "stuck": 0, **watchdog})
-        return Vitals("w1@host", self.leases, Counters(), seen)
+        return Vitals("w1@host", self.leases, ReaperStats(), seen)
 
     def held(self, tag: str) -> LeaseEntry:
         return self.leases._entries[tag]

@@ -100,7 +100,7 @@ def test_the_reaper_s_lines_tell_whose_lease_it_was(caplog: pytest.LogCaptureFix
 
     reaper = Reaper(Driver())  # type: ignore[arg-type]
     reaper.run_once()
-    assert reaper.counters.parked == {"q": 2}
+    assert reaper.stats.parked == {"q": 2}
     (record,) = caplog.records
     assert fields_of(record) == EXPECTED
 

@@ -43,7 +43,7 @@ def test_a_dead_process_tells_what_its_task_said_last(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the log, in the event, in the metric's label, and to the broker's history."""
-    bench.leases.tally.listening = True
+    bench.leases.stats.listening = True
     held = bench.run()
     assert held.slot
     bench.leases.board.report(held.slot, 3, 10, "sawing")
@@ -52,11 +52,11 @@ def test_a_dead_process_tells_what_its_task_said_last(
     why = {"cause": "SIGKILL, perhaps out of memory", "note": "sawing", "done": 3.0, "total": 10.0}
     assert bench.driver.why == why
     assert "(SIGKILL, perhaps out of memory; its last note: 'sawing'; 3 done of 10)" in caplog.text
-    kind, event = bench.leases.tally.news[-1]
+    kind, event = bench.leases.stats.news[-1]
     assert kind == "lease-ended"
     assert event["ending"] == "process died"
     assert {name: event[name] for name in why} == why
-    labels = [key.detail for key in bench.leases.tally.counts if key.fact == "ended"]
+    labels = [key.detail for key in bench.leases.stats.counts if key.fact == "ended"]
     assert labels == ["process_died"]
 
 
@@ -70,14 +70,14 @@ def test_an_orderly_return_has_no_cause(bench: Bench) -> None:
 
 def test_a_silent_task_s_stack_goes_with_its_message(bench: Bench) -> None:
     """But not with the event, which is small."""
-    bench.leases.tally.listening = True
+    bench.leases.stats.listening = True
     held = bench.run()
     seen = Diagnosis(Doing.BUSY, stack="in burn\n" * 1000)
     bench.leases.note_loss(held, f"silent for 3.0 s, {seen}", seen.stack)
     bench.leases.requeue(["a"], orderly=False, ending=Ending.STALLED)
     assert bench.driver.why
     assert len(str(bench.driver.why["stack"])) == loss.LONGEST_STACK
-    assert "stack" not in bench.leases.tally.news[-1][1]
+    assert "stack" not in bench.leases.stats.news[-1][1]
 
 
 def test_a_loss_of_a_lease_that_left_is_not_read_from_its_record(bench: Bench) -> None:
@@ -121,14 +121,14 @@ def test_a_result_that_was_not_stored_is_the_cause(bench: Bench) -> None:
 
     Failed before with: no cause at all.
     """
-    bench.leases.tally.listening = True
+    bench.leases.stats.listening = True
     held = bench.run()
     assert held.slot
     bench.leases.board.report(held.slot, 10, 10, "done")
     bench.leases.not_stored("a")
     why = {"cause": str(LossReason.RESULT_NOT_STORED), "note": "done", "done": 10.0, "total": 10.0}
     assert bench.driver.why == why
-    event = bench.leases.tally.news[-1][1]
+    event = bench.leases.stats.news[-1][1]
     assert {name: event[name] for name in why} == why
 
 

@@ -60,7 +60,7 @@ def bench() -> Iterator[Bench]:
     bench.passed(10.5)
     held = bench.run("runs")
     held.exclusive, held.holds_key = Exclusive(key="k"), True
-    bench.leases.tally.parked("t", "id-parked", "q", "k", "id-runs")
+    bench.leases.stats.parked("t", "id-parked", "q", "k", "id-runs")
     bench.passed(2.5)
     bench.driver.meanwhile = lambda: bench.clock.advance(0.02)
     bench.beat(held)
@@ -75,7 +75,7 @@ def vitals(bench: Bench) -> Iterator[Vitals]:
     vitals = bench.vitals(stalled=3, disowned=2, stuck=1)
     vitals.reaped.recovered, vitals.reaped.stale, vitals.reaped.runs = 4, 2.5, 9
     vitals.reaped.parked = {"q": 2}
-    vitals.tally.key_wait = 7.5
+    vitals.stats.key_wait = 7.5
     vitals_module.begin(vitals)
     yield vitals
     vitals_module.end(vitals)
@@ -365,7 +365,7 @@ def test_a_consumer_counts_what_becomes_of_its_leases(alone: StandaloneStats) ->
         ("held", "q", "(consumer)"): 1,
         ("lost", "q", "(consumer)"): 2,
     }
-    assert alone.trips.counts[0] == 3
+    assert alone.round_trips.counts[0] == 3
     connection.release()
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from celery_lease.observability.metrics import ENDINGS, METRICS, REASONS
-from celery_lease.worker import tally
+from celery_lease.worker import stats
 from celery_lease.worker.entries import Ending
 
 TEXT = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
@@ -38,6 +38,6 @@ def test_every_value_of_a_label_is_named() -> None:
 
 def test_every_event_and_every_ending_is_named() -> None:
     """By the types that are sent."""
-    events = {value for name, value in vars(tally).items() if name.endswith("_EVENT")}
+    events = {value for name, value in vars(stats).items() if name.endswith("_EVENT")}
     assert set(re.findall(r"^\| `(lease-[a-z]+)`", TEXT, re.MULTILINE)) == events
     assert {ending for ending in Ending if f"`{ending}`" not in TEXT} == set()

@@ -147,7 +147,7 @@ def test_the_senders_span_is_the_parent(
     bench: Bench, spans: Spans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the headers of the message; those that are no text are passed over."""
-    trail = bench.leases.tally.trail
+    trail = bench.leases.stats.trail
     assert trail is not None
     granted = type(trail).granted
     headers = {"traceparent": TRACE, "lease": {"extension": 3}, "retries": 0}
@@ -166,12 +166,12 @@ def test_nothing_is_kept_without_an_exporter(bench: Bench) -> None:
     """Nor while it does not come to its work: what it does not take in time is dropped."""
     bench.run("a")
     bench.leases.complete("a")
-    assert bench.leases.tally.trail is None
+    assert bench.leases.stats.trail is None
 
 
 def test_what_an_exporter_leaves_is_bounded(bench: Bench, spans: Spans) -> None:
     """The oldest fall out; headers go with their leases."""
-    trail: Any = bench.leases.tally.trail
+    trail: Any = bench.leases.stats.trail
     trail.past = type(trail.past)(maxlen=3)
     for number in range(5):
         bench.run(f"t{number}")

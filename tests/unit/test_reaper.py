@@ -97,7 +97,7 @@ def test_plain_messages_failures_and_rests_are_told_apart_and_not_all_counted(
         "ERROR",
         "INFO",
     ]
-    assert reaper.counters.read() == {RECOVERED: 3, STALE: 6.0, RUNS: 1}
+    assert reaper.stats.read() == {RECOVERED: 3, STALE: 6.0, RUNS: 1}
 
 
 def test_a_sweep_without_an_answer_is_none() -> None:
@@ -105,4 +105,4 @@ def test_a_sweep_without_an_answer_is_none() -> None:
     reaper = Reaper(FakeDriver(FakeClock()))
     with pytest.raises(OSError, match=str(BATCH)):
         reaper.run_once()
-    assert reaper.counters.runs == 0
+    assert reaper.stats.runs == 0

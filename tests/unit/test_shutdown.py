@@ -399,7 +399,7 @@ def test_a_lost_lease_is_summed_up_as_lost_whatever_ended_its_run(
     (line,) = [each.getMessage() for each in caplog.records if "leases at" in each.getMessage()]
     assert ", 1 lost" in line
     assert sum(map(int, re.findall(r"[:,] (\d+)", line))) == 1
-    facts = bench.leases.tally.counts
+    facts = bench.leases.stats.counts
     assert sum(count for (fact, *_), count in facts.items() if fact is Fact.LOST) == 1
 
 
@@ -412,7 +412,7 @@ def test_a_run_that_learned_of_its_loss_from_the_broker_is_counted_as_lost(
     bench.leases.discard("a")
     assert held.lease.lost is LossReason.SUPERSEDED
     assert bench.leases.endings == {Ending.LOST: 1}
-    assert [key.detail for key in bench.leases.tally.counts if key.fact is Fact.LOST] == ["taken"]
+    assert [key.detail for key in bench.leases.stats.counts if key.fact is Fact.LOST] == ["taken"]
 
 
 def test_an_ended_run_whose_lease_was_lost_fails_the_worker_all_the_same(bench: Stopping) -> None:

@@ -98,7 +98,7 @@ def test_silence_beyond_the_threshold_ends_the_task_and_releases_its_message(
     kennel: Kennel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Long before its lease of 10 s expires, as a loss, and with a line that says what it did."""
-    kennel.bench.leases.tally.listening = True
+    kennel.bench.leases.stats.listening = True
     kennel.run(policy=WATCHED)
     kennel.passed(2.5)
     assert kennel.ended == []
@@ -112,17 +112,17 @@ def test_silence_beyond_the_threshold_ends_the_task_and_releases_its_message(
     assert "blocked in a call" in caplog.text
     assert "in somewhere" in caplog.text
     assert kennel.watchdog.counters()["watchdog.stalled.count"] == 1
-    ((kind, event),) = [each for each in kennel.bench.leases.tally.news if "silent" in each[1]]
+    ((kind, event),) = [each for each in kennel.bench.leases.stats.news if "silent" in each[1]]
     assert (kind, event["uuid"], event["ended"]) == ("lease-stalled", "id-a", True)
 
 
 def test_a_stall_is_told_with_the_time_at_which_it_was_found(kennel: Kennel) -> None:
     """By the time that the process has ended, the message may run elsewhere."""
-    kennel.bench.leases.tally.listening = True
+    kennel.bench.leases.stats.listening = True
     kennel.dying = 2.0
     kennel.run(policy=WATCHED)
     kennel.passed(3.0)
-    times = {kind: event["timestamp"] for kind, event in kennel.bench.leases.tally.news}
+    times = {kind: event["timestamp"] for kind, event in kennel.bench.leases.stats.news}
     assert times["lease-ended"] - times["lease-stalled"] == 2.0
 
 

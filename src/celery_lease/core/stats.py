@@ -48,7 +48,7 @@ class Key(NamedTuple):
     queue: str
 
 
-class Trips:
+class RoundTripStats:
     """The duration of calls, counted in classes. For one writing thread."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Stats:
 
     def __init__(self) -> None:
         self.counts: Counter[Key] = Counter()
-        self.trips = Trips()
+        self.round_trips = RoundTripStats()
         self._pairs: set[tuple[str, str]] = set()
 
     def count(self, fact: Fact, task: str, queue: str, detail: str = "") -> None:
@@ -101,7 +101,7 @@ class StandaloneStats(Stats):
         super().__init__()
         self.worker = f"{socket.gethostname()}:{os.getpid()}"  #: the label ``worker``
         self.holders: WeakSet[Holding] = WeakSet()  #: consumers that hold leases
-        # Guards counts and trips; taken for one addition, and not by a beat that extends nothing.
+        # Guards counts and round trips; taken for one addition, and not by a beat that extends nothing.
         self._lock = threading.Lock()
 
     def count(self, fact: Fact, task: str, queue: str, detail: str = "") -> None:
@@ -113,7 +113,7 @@ class StandaloneStats(Stats):
         """Count one extension, by the broker's answer, and its duration."""
         self.count(Fact.EXTENDED, task, queue, answer)
         with self._lock:
-            self.trips.add(seconds)
+            self.round_trips.add(seconds)
 
 
 standalone = StandaloneStats()

@@ -3,7 +3,7 @@
 Names follow OpenTelemetry's conventions; those of Prometheus are derived from them as
 OpenTelemetry's own exporter does: a dashboard works with either.
 
-Labels are few on purpose: tasks and queues are limited by :data:`~celery_lease.worker.tally`, all
+Labels are few on purpose: tasks and queues are limited by :mod:`~celery_lease.core.stats`, all
 others are enumerations, and no label has a task's id.
 """
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from celery_lease.core.delivery import Answer
 from celery_lease.core.lease import State
 from celery_lease.core.loss import CONSEQUENCES, LossReason
-from celery_lease.core.stats import OTHERS, Fact, Key, Stats, Trips, label, standalone
+from celery_lease.core.stats import OTHERS, Fact, Key, RoundTripStats, Stats, label, standalone
 from celery_lease.worker import vitals as workers
 from celery_lease.worker.entries import Ending
 from celery_lease.worker.health import WorkerHealth, health_of
@@ -57,12 +57,12 @@ class Snapshot:
     @property
     def stats(self) -> Stats:
         """The counters of facts."""
-        return self.vitals.tally
+        return self.vitals.stats
 
     @property
-    def trips(self) -> Trips:
+    def round_trips(self) -> RoundTripStats:
         """The duration of calls to the broker."""
-        return self.stats.trips
+        return self.stats.round_trips
 
     def reads(self, metric: Metric) -> bool:  # noqa: ARG002
         """Whether this snapshot has the metric."""
@@ -296,7 +296,7 @@ METRICS = (
         Kind.COUNTER,
         "s",
         "Seconds from the first parking of these tasks until they got their key, all added up",
-        lambda s: _one(s.vitals.tally.key_wait),
+        lambda s: _one(s.vitals.stats.key_wait),
     ),
     Metric(
         "reaper.recovered.count",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from celery_lease.worker.vitals import Vitals
 
-_trips: list[Histogram] = []  # created with the other instruments, once in a process
+_round_trips: list[Histogram] = []  # created with the other instruments, once in a process
 
 
 def begin(worker: Vitals | None = None) -> None:
@@ -29,15 +29,15 @@ def begin(worker: Vitals | None = None) -> None:
 
     For consumers without a worker call it once, after the meter provider was set.
     """
-    if not _trips:
+    if not _round_trips:
         _instrument(get_meter("celery_lease", celery_lease.__version__))
-    name, trips = (
-        (standalone.worker, standalone.trips)
+    name, round_trips = (
+        (standalone.worker, standalone.round_trips)
         if worker is None
-        else (worker.worker, worker.tally.trips)
+        else (worker.worker, worker.stats.round_trips)
     )
-    histogram, attributes = _trips[0], {WORKER: name}
-    trips.observer = lambda seconds: histogram.record(seconds, attributes)
+    histogram, attributes = _round_trips[0], {WORKER: name}
+    round_trips.observer = lambda seconds: histogram.record(seconds, attributes)
 
 
 def _instrument(meter: Meter) -> None:
@@ -49,7 +49,7 @@ def _instrument(meter: Meter) -> None:
     for metric in METRICS:
         name, unit, meaning = metric.otel_name, metric.unit, metric.meaning
         if metric.kind is Kind.HISTOGRAM:
-            _trips.append(
+            _round_trips.append(
                 meter.create_histogram(
                     name, unit, meaning, explicit_bucket_boundaries_advisory=list(BOUNDS)
                 )

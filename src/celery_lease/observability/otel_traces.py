@@ -37,7 +37,7 @@ class Exporter:
 
     def __init__(self, vitals: Vitals, transport: str) -> None:
         self._tracer: Tracer = trace.get_tracer("celery_lease", celery_lease.__version__)
-        self._trail = vitals.tally.trail = Trail(vitals.leases.clock)
+        self._trail = vitals.stats.trail = Trail(vitals.leases.clock)
         self._always = {
             "messaging.system": SYSTEMS.get(transport, transport),
             "celery.lease.worker": vitals.worker,

@@ -64,13 +64,13 @@ def page(accept: str) -> tuple[str, bytes]:
 def _family(metric: Metric, found: Iterable[Snapshot]) -> Family:
     name, labels = metric.prometheus_name, (WORKER, *metric.labels)
     if metric.kind is Kind.HISTOGRAM:
-        trips = HistogramMetricFamily(name, metric.meaning, labels=labels)
+        round_trips = HistogramMetricFamily(name, metric.meaning, labels=labels)
         for each in found:
-            counts = list(each.trips.counts)
+            counts = list(each.round_trips.counts)
             bounds = (*map(str, BOUNDS), "+Inf")
             buckets = list(zip(bounds, accumulate(counts), strict=True))
-            trips.add_metric((each.worker,), buckets, each.trips.seconds)
-        return trips
+            round_trips.add_metric((each.worker,), buckets, each.round_trips.seconds)
+        return round_trips
     cls = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
     family = cls(name, metric.meaning, labels=labels)
     for each in found:

@@ -20,7 +20,7 @@ from celery_lease.board import standstill, starting
 from celery_lease.core.loss import FLAG_RELEASED, FLAGS_ENDED
 from celery_lease.worker import forks
 from celery_lease.worker.paces import Paces
-from celery_lease.worker.tally import Tally
+from celery_lease.worker.stats import LeaseStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,8 +41,8 @@ class EntryTable:
         #: Guards the table and the leases in it; see the module. Reentrant, because Celery's cold
         #: shutdown rejects requests inside a signal handler, in the thread that it interrupted.
         self.lock = threading.RLock()
-        self.tally = Tally(worker_id, clock)  #: counts and events of leases; under the lock
-        self.endings = self.tally.endings
+        self.stats = LeaseStats(worker_id, clock)  #: counts and events of leases; under the lock
+        self.endings = self.stats.endings
         self.paces = Paces()  #: how tasks beat; under the lock
         self.shortest = math.inf  #: length of the shortest lease so far, in seconds; under the lock
         self._entries: dict[str, LeaseEntry] = {}
@@ -107,7 +107,7 @@ class EntryTable:
             if entry is None:
                 return None
             entry.ending = ending = ending.of(entry.lease)
-            self.tally.ended(entry.lease, ending, entry.why)
+            self.stats.ended(entry.lease, ending, entry.why)
             self._note_pace(entry)
             released = FLAG_RELEASED if entry.lease.is_held else 0
             if entry.lease.is_held:

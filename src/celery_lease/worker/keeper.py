@@ -74,12 +74,12 @@ class Keeper:
         self._clock = leases.clock
         #: Names of tasks that went half of a lease without a beat; each is logged once.
         self.silent: set[str] = set()
-        self._tally = leases.tally
+        self._stats = leases.stats
         self._backoff = Backoff()
 
     def run_once(self) -> Report:
         """Look at all leases once, send the extensions that are due, and apply the answers."""
-        self._tally.keeper_begins()
+        self._stats.keeper_begins()
         standstill.looks(self._leases.board, self._clock.now())
         pass_ = self._look_at_all()
         report = pass_.report
@@ -98,8 +98,8 @@ class Keeper:
             self._ask(pass_)
         if wait := self._backoff.left(pass_.now):
             report.wait = max(min(report.wait, wait), SHORTEST_WAIT)
-        self._tally.keeper_waits(report.wait)
-        standstill.rests(self._leases.board, self._tally.keeper_due)
+        self._stats.keeper_waits(report.wait)
+        standstill.rests(self._leases.board, self._stats.keeper_due)
         return report
 
     def _ask(self, pass_: _Pass) -> None:
@@ -183,7 +183,7 @@ class Keeper:
             return
         beat = board.read_time(entry.slot, beatboard.BEAT)
         if beat > entry.beat:
-            self._tally.beaten(lease)
+            self._stats.beaten(lease)
         span = spans.current(board, entry.slot)
         self._leases.paces.seen(entry, beat, span, now)
         entry.beat = max(entry.beat, beat, lease.started_at or 0.0)
@@ -229,8 +229,8 @@ class Keeper:
                 [due.renewal for _, due in asked], timeout=min(left, ANSWER_TIMEOUT)
             )
         finally:
-            self._tally.trips.add(self._clock.now() - now)
-            self._tally.extended(now, answers, len(asked))
+            self._stats.round_trips.add(self._clock.now() - now)
+            self._stats.extended(now, answers, len(asked))
             with leases.lock:
                 leases.renewing.clear()
                 lost = self._apply(asked, answers)
@@ -250,7 +250,7 @@ class Keeper:
         now, lost = self._clock.now(), []
         for (entry, extension), answer in zip(asked, answers, strict=False):
             lease = entry.lease
-            self._tally.answered(lease, answer)
+            self._stats.answered(lease, answer)
             if not lease.is_held or (entry.takes_key and answer is Answer.LOST):
                 continue  # it has ended; or it is being parked, and if it is not, asked for again
             # An answer after the deadline is too late: the task may know of the loss by now.

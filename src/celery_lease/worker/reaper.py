@@ -32,7 +32,7 @@ RUNS = "reaper.runs.total"
 
 
 @dataclass(slots=True)
-class Counters:
+class ReaperStats:
     """Counters of this worker's reaper. Written by its thread, read by any; they only grow."""
 
     recovered: int = 0
@@ -55,7 +55,7 @@ class Reaper:
     """Sweeps the broker for expired leases. Any number of reapers may run at once."""
 
     def __init__(self, driver: Driver) -> None:
-        self.counters = Counters()
+        self.stats = ReaperStats()
         self._driver = driver
 
     def run_once(self) -> list[Reaped]:
@@ -67,14 +67,14 @@ class Reaper:
         reaped: list[Reaped] = []
         for _ in range(BATCHES):
             batch = self._driver.reap(limit=BATCH)
-            self.counters.add(batch)  # at once: the next call may fail, and these are back
+            self.stats.add(batch)  # at once: the next call may fail, and these are back
             _log(batch)
             reaped += batch
             if len(batch) < BATCH:
                 break
         if self._driver.capabilities.keys:
-            self.counters.parked = self._driver.parked()
-        self.counters.runs += 1
+            self.stats.parked = self._driver.parked()
+        self.stats.runs += 1
         return reaped
 
 

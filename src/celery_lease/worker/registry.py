@@ -129,10 +129,10 @@ class LeaseRegistry(EntryTable):
                 message.lease_policy,
                 task_id=task_id,
                 name=name,
-                on_change=self.tally.changed,
+                on_change=self.stats.changed,
             )
-            if self.tally.trail is not None:
-                self.tally.trail.granted(lease, message.headers)
+            if self.stats.trail is not None:
+                self.stats.trail.granted(lease, message.headers)
             entry = LeaseEntry(lease, worker=self.worker_id)
             entry.exclusive = getattr(message, "lease_exclusive", None)
             self._put(entry)
@@ -145,7 +145,7 @@ class LeaseRegistry(EntryTable):
         name, task_id, _ = compat.task_of(message, self.accept)
         key = message.lease_exclusive.key
         with self.lock:
-            self.tally.parked(name, task_id, queue, key, by)
+            self.stats.parked(name, task_id, queue, key, by)
         notices.parked(name, task_id, key, by)
 
     def complete(self, tag: str, ending: Ending = Ending.COMPLETED) -> None:
@@ -320,11 +320,11 @@ class LeaseRegistry(EntryTable):
             entry.takes_key = False
             if answer.verdict is Verdict.HELD:
                 entry.holds_key = entry.begin_sent = True
-                self.tally.waited(entry.lease)
+                self.stats.waited(entry.lease)
             elif answer.verdict is Verdict.PARKED:
                 self._take(tag, State.RELEASED, Ending.PARKED)
                 claim, key = entry.lease.claim, entry.exclusive.key
-                self.tally.parked(
+                self.stats.parked(
                     entry.lease.name, entry.lease.task_id, claim.queue, key, answer.by
                 )
         if answer.verdict is Verdict.PARKED:

@@ -85,7 +85,7 @@ class Runtime:
         self.reaper = Reaper(leases.driver)
         self._stand_in = StandIn(consumer, leases)
         self._publisher = self._make_publisher(loaded.publish_progress)
-        self._vitals = Vitals(consumer.hostname, leases, self.reaper.counters, self.watchdog)
+        self._vitals = Vitals(consumer.hostname, leases, self.reaper.stats, self.watchdog)
         self._health: HealthServer | None = None
         self._traces: exports.Exporter | None = None
         self._keeping = Service("celery-lease-keeper", self._keep, retry=1.0, on_death=END)
@@ -216,7 +216,7 @@ class Runtime:
     def _reap(self) -> float:
         try:
             for each in self.reaper.run_once():
-                self.leases.tally.recovered(each)
+                self.leases.stats.recovered(each)
         except OSError as exc:
             logger.warning("no sweep for expired leases: %s", exc)
         return self._reaper_interval
@@ -273,8 +273,8 @@ class Runtime:
 
     def _send_news(self) -> None:
         """Send the changes of leases since the last call as Celery events, if they are wanted."""
-        tally = self.leases.tally
-        tally.listening = compat.wants_events(self._consumer)
-        while tally.news:
-            batch = [tally.news.popleft() for _ in range(min(len(tally.news), EVENTS_AT_ONCE))]
+        stats = self.leases.stats
+        stats.listening = compat.wants_events(self._consumer)
+        while stats.news:
+            batch = [stats.news.popleft() for _ in range(min(len(stats.news), EVENTS_AT_ONCE))]
             compat.send_events(self._consumer, batch)

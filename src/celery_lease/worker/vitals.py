@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from celery_lease.worker.entries import LeaseEntry
-    from celery_lease.worker.reaper import Counters
+    from celery_lease.worker.reaper import ReaperStats
     from celery_lease.worker.registry import LeaseRegistry
-    from celery_lease.worker.tally import Tally
+    from celery_lease.worker.stats import LeaseStats
     from celery_lease.worker.watchdog import Watchdog
 
 
@@ -30,14 +30,14 @@ class Vitals:
 
     worker: str  #: the worker's node name
     leases: LeaseRegistry
-    reaped: Counters
+    reaped: ReaperStats
     watchdog: Watchdog
     pid: int = field(default_factory=os.getpid)
 
     @property
-    def tally(self) -> Tally:
+    def stats(self) -> LeaseStats:
         """The counters of its leases."""
-        return self.leases.tally
+        return self.leases.stats
 
     def look(self) -> Look:
         """Return the state of all leases that are held now."""
@@ -46,8 +46,8 @@ class Vitals:
 
     def keeper_lag(self) -> float:
         """Return by how many seconds the keeper is late: with its last pass, or with the next."""
-        tally = self.tally
-        return max(tally.keeper_lag, self.leases.clock.now() - tally.keeper_due)
+        stats = self.stats
+        return max(stats.keeper_lag, self.leases.clock.now() - stats.keeper_due)
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ class Watchdog:
             self.disowned += 1
             self._disowned.add(tag)
             notices.disowned(entry)
-        self._leases.tally.stalled(entry, silence, str(seen), ended=ended, at=found_at)
+        self._leases.stats.stalled(entry, silence, str(seen), ended=ended, at=found_at)
 
     def _is_still_due(self, entry: LeaseEntry, now: float) -> bool:
         """Whether the process still runs this task, and not a later one that must not be hit."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_lease.core.delivery import Answer, Reaped
-from celery_lease.core.stats import BOUNDS, MOST_PAIRS, OTHERS, Fact, Trips, label
+from celery_lease.core.stats import BOUNDS, MOST_PAIRS, OTHERS, Fact, RoundTripStats, label
 from celery_lease.worker.entries import Ending
 from unit.fake_broker import POLICY, Bench
 
@@ -17,14 +17,14 @@ def counts(bench: Bench, task: str = "t", queue: str = "q") -> dict[tuple[str, s
     """Return what was counted for one task and queue, by fact and detail."""
     return {
         (key.fact, key.detail): count
-        for key, count in bench.leases.tally.counts.items()
+        for key, count in bench.leases.stats.counts.items()
         if (key.task, key.queue) == (task, queue)
     }
 
 
 def news(bench: Bench) -> list[tuple[str, dict[str, Any]]]:
     """Return the events that wait to be sent."""
-    return list(bench.leases.tally.news)
+    return list(bench.leases.stats.news)
 
 
 def test_a_lease_that_goes_well_is_granted_started_extended_and_completed(bench: Bench) -> None:
@@ -89,7 +89,7 @@ def test_the_pairs_of_task_and_queue_that_are_told_apart_are_bounded(bench: Benc
     """Whoever makes up names of tasks or queues fills no memory and no monitoring system."""
     for number in range(MOST_PAIRS + 50):
         bench.receive(str(number), task=f"t{number}")
-    assert len(bench.leases.tally.counts) == MOST_PAIRS + 1
+    assert len(bench.leases.stats.counts) == MOST_PAIRS + 1
     assert counts(bench, *OTHERS) == {(Fact.GRANTED, ""): 50}
 
 
@@ -102,7 +102,7 @@ def test_nothing_is_told_while_nobody_listens(bench: Bench) -> None:
 
 def test_a_listener_hears_who_held_what_when_and_how_it_ended(bench: Bench) -> None:
     """With the time at which it happened: it may be sent much later."""
-    bench.leases.tally.listening = True
+    bench.leases.stats.listening = True
     bench.run()
     started = bench.clock.wall().timestamp()
     bench.passed(10.5)
@@ -124,12 +124,12 @@ def test_a_listener_hears_who_held_what_when_and_how_it_ended(bench: Bench) -> N
 
 def test_of_what_the_reaper_returns_only_lost_leases_are_told(bench: Bench) -> None:
     """Not a plain message, one that could not be returned, or one that was given up before."""
-    tally = bench.leases.tally
-    tally.listening = True
+    stats = bench.leases.stats
+    stats.listening = True
     about = {"task": "t", "id": "id-a", "worker": "w2"}
-    tally.recovered(Reaped(tag="a", queue="q", late=1.25, about=about))
+    stats.recovered(Reaped(tag="a", queue="q", late=1.25, about=about))
     for other in ({"leased": False}, {"error": "broken"}, {"rested": True}):
-        tally.recovered(Reaped(tag="b", queue="q", late=1.0, about=about, **other))
+        stats.recovered(Reaped(tag="b", queue="q", late=1.0, about=about, **other))
     ((kind, fields),) = news(bench)
     assert kind == "lease-recovered"
     assert (fields["uuid"], fields["holder"], fields["late"]) == ("id-a", "w2", 1.25)
@@ -137,12 +137,12 @@ def test_of_what_the_reaper_returns_only_lost_leases_are_told(bench: Bench) -> N
 
 def test_a_pass_of_the_keeper_that_comes_late_is_seen(bench: Bench) -> None:
     """By how much; one that was woken early is not late at all."""
-    tally = bench.leases.tally
+    stats = bench.leases.stats
     wait = bench.passed().wait
     bench.passed(wait + 3.0)
-    assert tally.keeper_lag == pytest.approx(3.0)
+    assert stats.keeper_lag == pytest.approx(3.0)
     bench.passed(wait / 2)
-    assert tally.keeper_lag == 0.0
+    assert stats.keeper_lag == 0.0
 
 
 def test_round_trips_are_sorted_by_how_long_they_took(bench: Bench) -> None:
@@ -153,18 +153,18 @@ def test_round_trips_are_sorted_by_how_long_they_took(bench: Bench) -> None:
     bench.driver.silent = True
     bench.driver.meanwhile = lambda: bench.clock.advance(0.3)
     bench.passed()
-    trips = bench.leases.tally.trips
-    assert trips.seconds == pytest.approx(0.3)
-    assert trips.counts[BOUNDS.index(0.5)] == sum(trips.counts) == 1
+    round_trips = bench.leases.stats.round_trips
+    assert round_trips.seconds == pytest.approx(0.3)
+    assert round_trips.counts[BOUNDS.index(0.5)] == sum(round_trips.counts) == 1
 
 
 def test_a_bound_belongs_to_the_class_below_it() -> None:
     """As Prometheus has it: less or equal."""
-    trips, heard = Trips(), []
-    trips.observer = heard.append
+    round_trips, heard = RoundTripStats(), []
+    round_trips.observer = heard.append
     for seconds in (BOUNDS[0], BOUNDS[0] * 1.5, BOUNDS[-1] * 2):
-        trips.add(seconds)
-    assert trips.counts[0] == trips.counts[1] == trips.counts[-1] == 1
+        round_trips.add(seconds)
+    assert round_trips.counts[0] == round_trips.counts[1] == round_trips.counts[-1] == 1
     assert len(heard) == 3
 
 

@@ -5,13 +5,13 @@ monitors would take their types for states of the task.
 
 Who writes what, under which lock:
 
-=================================  ===============================================================
-:attr:`Tally.counts`, lease facts  threads that change the table of leases, under that table's lock
-:attr:`Tally.news`                 the same, reaper and watchdog; appending is atomic
-:attr:`Tally.trips`, ``keeper_*``  the keeper's thread alone
-:attr:`Tally.listening`            the main loop; others see it a little later
-:attr:`Tally.trail`                set before the threads start; see :mod:`.trail`
-=================================  ===============================================================
+===============================  =================================================================
+``counts``, facts of leases      threads that change the registry, under its lock
+``news``                         the same, reaper and watchdog; appending is atomic
+``round_trips``, ``keeper_*``    the keeper's thread alone
+``listening``                    the main loop; others see it a little later
+``trail``                        set before the threads start; see :mod:`.trail`
+===============================  =================================================================
 
 Readers take no lock: they copy with one C call and see numbers that only grow, each of them right,
 though not all of the same instant. A fact costs one addition to a dict, and readers cost nothing.
@@ -49,8 +49,8 @@ PARKED_EVENT = "lease-parked"
 RECOVERED_EVENT = "lease-recovered"
 
 
-class Tally(Stats):
-    """The tally of one worker; see the module for its threads."""
+class LeaseStats(Stats):
+    """The stats of one worker; see the module for its threads."""
 
     def __init__(self, worker_id: str, clock: Clock) -> None:
         super().__init__()
