@@ -17,7 +17,7 @@ from celery_lease.core.policy import Mode, OnLost
 from celery_lease.observability import LeaseLogFilter
 from celery_lease.observability.logs import NONE
 from celery_lease.task.current import entered
-from celery_lease.worker import notices
+from celery_lease.worker import log_messages
 from celery_lease.worker.diagnosis import Diagnosis, Doing
 from celery_lease.worker.reaper import Reaper
 from unit.fake_broker import POLICY, Bench
@@ -72,13 +72,13 @@ def test_the_worker_s_lines_tell_task_lease_token_and_worker(
     bench.passed(5.5)  # slow
     bench.passed(5.0)  # lost
     bench.leases.process_ended("a", "signal 9")
-    notices.unproven(held)
-    notices.stalled(held, 3.0, Diagnosis(Doing.BUSY))
-    notices.disowned(held)
+    log_messages.unproven(held)
+    log_messages.stalled(held, 3.0, Diagnosis(Doing.BUSY))
+    log_messages.disowned(held)
     bench.leases.discard("a")
     bench.run()
     bench.leases.close()  # while it holds that one
-    records = [record for record in caplog.records if record.name.endswith("notices")]
+    records = [record for record in caplog.records if record.name.endswith("log_messages")]
     assert len(records) == 7
     for record in records:
         assert fields_of(record) == EXPECTED, record.getMessage()

@@ -101,7 +101,7 @@ class StandaloneStats(Stats):
         super().__init__()
         self.worker = f"{socket.gethostname()}:{os.getpid()}"  #: the label ``worker``
         self.holders: WeakSet[Holding] = WeakSet()  #: consumers that hold leases
-        # Guards counts and round trips; taken for one addition, and not by a beat that extends nothing.
+        # Guards counts and round trips, for one addition; not taken by a beat that extends nothing.
         self._lock = threading.Lock()
 
     def count(self, fact: Fact, task: str, queue: str, detail: str = "") -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from celery.exceptions import TaskRevokedError
 
 from celery_lease.core.keys import Verdict
-from celery_lease.worker import notices, pools
+from celery_lease.worker import log_messages, pools
 from celery_lease.worker.entries import REVOKED, Ending
 
 if TYPE_CHECKING:
@@ -68,5 +68,5 @@ def give_way(request: Any, lease: LeaseHandle, answer: KeyAnswer) -> None:
     key = entry.exclusive.key if entry is not None and entry.exclusive is not None else "?"
     reason = answer.reason(key)
     if entry is not None:
-        notices.revoked(entry, reason)
+        log_messages.revoked(entry, reason)
     request.announce_revoked(reason, REVOKED[answer.verdict])

@@ -19,7 +19,7 @@ from celery_lease.core.delivery import Answer
 from celery_lease.core.lease import State
 from celery_lease.core.loss import CONSEQUENCES
 from celery_lease.core.policy import Mode
-from celery_lease.worker import beginnings, notices
+from celery_lease.worker import beginnings, log_messages
 from celery_lease.worker.backoff import Backoff
 from celery_lease.worker.processes import is_alive
 
@@ -86,9 +86,9 @@ class Keeper:
         report.lost, report.unproven = len(pass_.lost), len(pass_.unproven)
         for log, entries in (
             (self._log_lost, pass_.lost),
-            (notices.slow, pass_.slow),
-            (notices.unproven, pass_.unproven),
-            (notices.storing, pass_.storing),
+            (log_messages.slow, pass_.slow),
+            (log_messages.unproven, pass_.unproven),
+            (log_messages.storing, pass_.storing),
         ):
             for entry in entries:
                 log(entry)
@@ -241,7 +241,7 @@ class Keeper:
             self._log_lost(entry)
 
     def _log_lost(self, entry: LeaseEntry) -> None:
-        notices.lost(entry, stood=self._leases.stood_still(entry))
+        log_messages.lost(entry, stood=self._leases.stood_still(entry))
 
     def _apply(
         self, asked: list[tuple[LeaseEntry, Extension]], answers: list[Answer]

@@ -21,7 +21,7 @@ from celery_lease.core.keys import KeyAnswer, Verdict
 from celery_lease.core.lease import Lease, State
 from celery_lease.core.loss import FLAGS_ENDED, LossReason
 from celery_lease.settings import LeaseConfigError
-from celery_lease.worker import beginnings, compat, crashes, forks, loss, notices, poison
+from celery_lease.worker import beginnings, compat, crashes, forks, log_messages, loss, poison
 from celery_lease.worker.entries import Ending, LeaseEntry, LeaseHandle, ticket
 from celery_lease.worker.entry_table import EntryTable
 from celery_lease.worker.intake import Intake
@@ -146,7 +146,7 @@ class LeaseRegistry(EntryTable):
         key = message.lease_exclusive.key
         with self.lock:
             self.stats.parked(name, task_id, queue, key, by)
-        notices.parked(name, task_id, key, by)
+        log_messages.parked(name, task_id, key, by)
 
     def complete(self, tag: str, ending: Ending = Ending.COMPLETED) -> None:
         """Acknowledge a message; a former holder's acknowledgement changes nothing."""
@@ -173,7 +173,7 @@ class LeaseRegistry(EntryTable):
         # Once something was not answered, no more is asked: each question would wait as long.
         answer = Answer.UNKNOWN if self.outbox.left else self._completed(entry)
         if answer is Answer.UNKNOWN:
-            notices.unanswered_start(entry)
+            log_messages.unanswered_start(entry)
             self.outbox.later(partial(self.driver.requeue, orderly=True, front=True), [tag])
         if slot is not None:
             with self.lock:
@@ -234,7 +234,7 @@ class LeaseRegistry(EntryTable):
         """Log a plain task that RabbitMQ stops waiting for; prevent its start if that can be."""
         name, task_id, _ = compat.task_of(message)
         begun = not self.withdraw_plain(message)
-        notices.outran(f"{name}[{task_id}]", held, queue, timeout, begun=begun)
+        log_messages.outran(f"{name}[{task_id}]", held, queue, timeout, begun=begun)
         return begun
 
     def unclaimed(self, attempt: Any) -> None:
@@ -283,7 +283,7 @@ class LeaseRegistry(EntryTable):
                     self.board.flag(entry.slot, FLAGS_ENDED)
             running = [entry for entry in entries if self._has_started(entry)]
         for entry in running:
-            notices.lost(entry)
+            log_messages.lost(entry)
 
     # Called by a request.
 
@@ -328,7 +328,9 @@ class LeaseRegistry(EntryTable):
                     entry.lease.name, entry.lease.task_id, claim.queue, key, answer.by
                 )
         if answer.verdict is Verdict.PARKED:
-            notices.parked(entry.lease.name, entry.lease.task_id, entry.exclusive.key, answer.by)
+            log_messages.parked(
+                entry.lease.name, entry.lease.task_id, entry.exclusive.key, answer.by
+            )
         return answer
 
     def requested(self, tag: str, request: Request) -> None:
@@ -366,7 +368,7 @@ class LeaseRegistry(EntryTable):
                 entry.lease.lose(LossReason.SUPERSEDED)
             lost = entry is None or not entry.lease.is_held or self.intake.is_open
         if entry is not None and unseen:
-            notices.lost(entry, notices.THROWN_AWAY, stood=self.stood_still(entry))
+            log_messages.lost(entry, log_messages.THROWN_AWAY, stood=self.stood_still(entry))
         if entry is not None and lost:
             self.note_loss(entry, str(entry.lease.lost or "its outcome was discarded"))
         ending = Ending.LOST if lost else Ending.HANDED_BACK
@@ -405,7 +407,7 @@ class LeaseRegistry(EntryTable):
             stack = crashes.stack_of(entry.pid, died_of)
             self.note_loss(entry, died_of, stack)
             if not isinstance(cause, TimeLimitExceeded):
-                notices.process_gone(entry, loss.in_words(entry.why), stack)
+                log_messages.process_gone(entry, loss.in_words(entry.why), stack)
 
     def note_loss(self, entry: LeaseEntry, cause: str, stack: str = "") -> None:
         """Store the first known facts of a loss, before the message goes back."""
@@ -492,7 +494,7 @@ class LeaseRegistry(EntryTable):
             if entry is not None:
                 self._not_stored(entry)
         if entry is not None and news:
-            notices.lost(entry, notices.RUN_AGAIN)
+            log_messages.lost(entry, log_messages.RUN_AGAIN)
         self.requeue([tag], orderly=False, ending=Ending.LOST)
 
     def _not_stored(self, entry: LeaseEntry) -> None:
@@ -505,10 +507,10 @@ class LeaseRegistry(EntryTable):
         Leases that are still held stay unchanged at the broker, and expire; so do leases that have
         ended without the broker's answer.
         """
-        notices.unsettled(self.outbox.left)
+        log_messages.unsettled(self.outbox.left)
         with self.lock:
             left = [entry for entry in self._entries.values() if entry.lease.is_held]
-        notices.left_behind(left)
+        log_messages.left_behind(left)
         forks.forget(self.lock)
         self.board.close()
         self.driver.close()
@@ -517,5 +519,5 @@ class LeaseRegistry(EntryTable):
 def _log_not_stored(entries: list[LeaseEntry]) -> list[Answer]:
     """Log a loss that happened in a signal handler, outside of it."""
     for entry in entries:
-        notices.lost(entry, notices.RUN_AGAIN)
+        log_messages.lost(entry, log_messages.RUN_AGAIN)
     return [Answer.HELD] * len(entries)

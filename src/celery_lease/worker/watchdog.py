@@ -24,7 +24,7 @@ from celery_lease.board import Outcome, spans
 from celery_lease.board.spans import Span
 from celery_lease.core.lease import State
 from celery_lease.core.policy import Mode, OnLost
-from celery_lease.worker import crashes, notices
+from celery_lease.worker import crashes, log_messages
 from celery_lease.worker.diagnosis import Doing
 from celery_lease.worker.entries import Ending
 
@@ -140,7 +140,7 @@ class Watchdog:
         if seen.doing is Doing.GONE or not self._is_still_due(entry, now):
             return
         silence, found_at = now - self._last_sign(entry), self._clock.wall().timestamp()
-        notices.stalled(entry, silence, seen)
+        log_messages.stalled(entry, silence, seen)
         tag = entry.lease.claim.tag
 
         cause = f"silent for {silence:.1f} s, {seen}"
@@ -154,7 +154,7 @@ class Watchdog:
         if not ended:
             self.disowned += 1
             self._disowned.add(tag)
-            notices.disowned(entry)
+            log_messages.disowned(entry)
         self._leases.stats.stalled(entry, silence, str(seen), ended=ended, at=found_at)
 
     def _is_still_due(self, entry: LeaseEntry, now: float) -> bool:
