@@ -18,7 +18,7 @@ from celery_lease.core.policy import LeasePolicy
 from celery_lease.worker.keeper import Keeper, Report
 from celery_lease.worker.reaper import ReaperStats
 from celery_lease.worker.registry import LeaseRegistry
-from celery_lease.worker.vitals import Vitals
+from celery_lease.worker.telemetry import Telemetry
 from unit.fakes import FakeClock
 
 if TYPE_CHECKING:
@@ -172,10 +172,10 @@ class Bench:
             self.leases.accepted(tag, pid)
         return held
 
-    def vitals(self, **watchdog: int) -> Vitals:
+    def telemetry(self, **watchdog: int) -> Telemetry:
         """Return what exporters see of this worker, with some of the watchdog's numbers."""
         seen: Any = SimpleNamespace(**{"stalled": 0, "disowned": 0, "stuck": 0, **watchdog})
-        return Vitals("w1@host", self.leases, ReaperStats(), seen)
+        return Telemetry("w1@host", self.leases, ReaperStats(), seen)
 
     def held(self, tag: str) -> LeaseEntry:
         return self.leases._entries[tag]

@@ -27,7 +27,7 @@ from celery_lease.health_server import metrics_page
 from celery_lease.observability import otel
 from celery_lease.observability.metrics import ENDINGS, METRICS, Kind
 from celery_lease.observability.prometheus import LeaseCollector, page
-from celery_lease.worker import exports, vitals as vitals_module
+from celery_lease.worker import exports, telemetry as telemetry_module
 from harness.memory import empty_memory
 from unit.fake_broker import Bench
 from unit.fakes import FakeClock
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from celery_lease.worker.vitals import Vitals
+    from celery_lease.worker.telemetry import Telemetry
 
 PAIR = {"worker": "w1@host", "task": "t", "queue": "q"}
 
@@ -70,15 +70,15 @@ def bench() -> Iterator[Bench]:
 
 
 @pytest.fixture
-def vitals(bench: Bench) -> Iterator[Vitals]:
+def telemetry(bench: Bench) -> Iterator[Telemetry]:
     """Return what that worker shows, while it runs."""
-    vitals = bench.vitals(stalled=3, disowned=2, stuck=1)
-    vitals.reaped.recovered, vitals.reaped.stale, vitals.reaped.runs = 4, 2.5, 9
-    vitals.reaped.parked = {"q": 2}
-    vitals.stats.key_wait = 7.5
-    vitals_module.begin(vitals)
-    yield vitals
-    vitals_module.end(vitals)
+    telemetry = bench.telemetry(stalled=3, disowned=2, stuck=1)
+    telemetry.reaped.recovered, telemetry.reaped.stale, telemetry.reaped.runs = 4, 2.5, 9
+    telemetry.reaped.parked = {"q": 2}
+    telemetry.stats.key_wait = 7.5
+    telemetry_module.begin(telemetry)
+    yield telemetry
+    telemetry_module.end(telemetry)
 
 
 def scraped(accept: str = "") -> dict[str, float]:
@@ -96,12 +96,12 @@ def key(name: str, **labels: str) -> str:
     return f"celery_lease_{name}{sorted(labels.items())}"
 
 
-@pytest.mark.usefixtures("vitals")
+@pytest.mark.usefixtures("telemetry")
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
 def test_a_scrape_tells_every_number_by_prometheus_names(accept: str) -> None:
     """In both of its formats; units and totals are in the names."""
     found = scraped(accept)
-    me, identity = {"worker": "w1@host"}, vitals_module.running()[0].leases.worker_id
+    me, identity = {"worker": "w1@host"}, telemetry_module.running()[0].leases.worker_id
     expected = {
         key("held", **PAIR, state="running"): 1,
         key("held", **PAIR, state="lost"): 1,
@@ -138,7 +138,7 @@ def test_a_scrape_tells_every_number_by_prometheus_names(accept: str) -> None:
     assert found[key("least_remaining_seconds", **me)] == pytest.approx(9.48)
 
 
-@pytest.mark.usefixtures("vitals")
+@pytest.mark.usefixtures("telemetry")
 def test_a_broker_that_returns_messages_itself_has_no_sweeps(bench: Bench) -> None:
     """An alert on none would never be silent there."""
     assert any("reaper" in name for name in scraped())
@@ -146,7 +146,7 @@ def test_a_broker_that_returns_messages_itself_has_no_sweeps(bench: Bench) -> No
     assert not [name for name in scraped() if "reaper" in name]
 
 
-@pytest.mark.usefixtures("vitals")
+@pytest.mark.usefixtures("telemetry")
 def test_series_are_bounded_and_there_before_their_first_step(bench: Bench) -> None:
     """Of leases that are held, too: whatever the names of tasks and queues are."""
     for number in range(MOST_PAIRS + 30):
@@ -161,7 +161,7 @@ def test_series_are_bounded_and_there_before_their_first_step(bench: Bench) -> N
     assert found[key("held", **others, state="running")] == 0
 
 
-@pytest.mark.usefixtures("vitals")
+@pytest.mark.usefixtures("telemetry")
 def test_a_registry_of_the_user_s_own_can_have_them_too() -> None:
     """Registering reads nothing: it may be done long before a worker starts."""
     registry = CollectorRegistry(auto_describe=True)
@@ -178,7 +178,7 @@ def test_without_a_worker_there_are_names_and_no_numbers() -> None:
     assert len(families) == len({metric.prometheus_name for metric in METRICS})
 
 
-@pytest.mark.usefixtures("vitals")
+@pytest.mark.usefixtures("telemetry")
 def test_a_forked_child_counts_nothing_twice(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -229,11 +229,11 @@ def exported(reader: InMemoryMetricReader) -> dict[str, Any]:
 
 
 def test_open_telemetry_gets_the_same_by_its_own_names(
-    bench: Bench, vitals: Vitals, reader: InMemoryMetricReader
+    bench: Bench, telemetry: Telemetry, reader: InMemoryMetricReader
 ) -> None:
     """Units apart from the names; two workers in one process make no second instrument."""
-    exports.begin(vitals)
-    exports.begin(vitals)
+    exports.begin(telemetry)
+    exports.begin(telemetry)
     held = bench.held("runs")
     bench.driver.meanwhile = lambda: bench.clock.advance(0.3)
     bench.clock.advance(3.0)
@@ -251,7 +251,7 @@ def test_open_telemetry_gets_the_same_by_its_own_names(
     assert found["celery.lease.ended"].data.is_monotonic
     (trip,) = found["celery.lease.broker.round_trip"].data.data_points
     assert (trip.count, trip.sum) == (1, pytest.approx(0.3))
-    vitals_module.end(vitals)
+    telemetry_module.end(telemetry)
     left = exported(reader)
     assert {name for name in left if left[name].data.data_points} == {
         "celery.lease.broker.round_trip"
@@ -259,7 +259,7 @@ def test_open_telemetry_gets_the_same_by_its_own_names(
 
 
 def test_what_is_wrong_with_open_telemetry_keeps_no_worker_from_its_work(
-    vitals: Vitals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is told in one line."""
 
@@ -267,18 +267,18 @@ def test_what_is_wrong_with_open_telemetry_keeps_no_worker_from_its_work(
         raise TypeError("too old")
 
     monkeypatch.setattr(otel, "begin", fail)
-    exports.begin(vitals)
+    exports.begin(telemetry)
     assert "no metrics for OpenTelemetry" in caplog.text
 
 
 def test_nothing_is_loaded_for_a_program_that_does_not_use_open_telemetry(
-    vitals: Vitals, monkeypatch: pytest.MonkeyPatch
+    telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although it is installed."""
     monkeypatch.delenv(exports.OTEL_TO_BE_USED, raising=False)
     monkeypatch.delitem(sys.modules, exports.OTEL_IN_USE)
     monkeypatch.setattr(otel, "begin", lambda _: pytest.fail("loaded"))
-    exports.begin(vitals)
+    exports.begin(telemetry)
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

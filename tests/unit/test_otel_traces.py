@@ -41,7 +41,7 @@ class Spans:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.memory))
         monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
-        self.exporter = otel_traces.Exporter(bench.vitals(), transport)
+        self.exporter = otel_traces.Exporter(bench.telemetry(), transport)
 
     def __call__(self) -> tuple[ReadableSpan, ...]:
         """Return the spans since the last call."""
@@ -189,11 +189,11 @@ def test_traces_are_exported_only_where_a_program_uses_them(
 ) -> None:
     """What is wrong with them is told in one line, and keeps no worker from its work."""
     monkeypatch.delenv(exports.TRACES_TO_BE_USED, raising=False)
-    assert exports.traces(bench.vitals(), "redis") is not None
+    assert exports.traces(bench.telemetry(), "redis") is not None
     monkeypatch.setattr(otel_traces, "Exporter", lambda *_: 1 / 0)
-    assert exports.traces(bench.vitals(), "redis") is None
+    assert exports.traces(bench.telemetry(), "redis") is None
     assert "no traces for OpenTelemetry" in caplog.text
     caplog.clear()
     monkeypatch.delitem(sys.modules, exports.TRACES_IN_USE)
-    assert exports.traces(bench.vitals(), "redis") is None
+    assert exports.traces(bench.telemetry(), "redis") is None
     assert not caplog.text

@@ -20,14 +20,14 @@ from celery_lease.core.delivery import Answer
 from celery_lease.core.lease import State
 from celery_lease.core.loss import CONSEQUENCES, LossReason
 from celery_lease.core.stats import OTHERS, Fact, Key, RoundTripStats, Stats, label, standalone
-from celery_lease.worker import vitals as workers
+from celery_lease.worker import telemetry as workers
 from celery_lease.worker.entries import Ending
 from celery_lease.worker.health import WorkerHealth, health_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from celery_lease.worker.vitals import Look, Vitals
+    from celery_lease.worker.telemetry import Look, Telemetry
 
 #: The prefix of all names, and the label of all metrics.
 PREFIX, WORKER = "celery.lease.", "worker"
@@ -50,14 +50,14 @@ class Kind(StrEnum):
 class Snapshot:
     """One worker's values for one export; each part is read once, when it is first needed."""
 
-    def __init__(self, vitals: Vitals) -> None:
-        self.vitals = vitals
-        self.worker = vitals.worker  #: the label's value
+    def __init__(self, telemetry: Telemetry) -> None:
+        self.telemetry = telemetry
+        self.worker = telemetry.worker  #: the label's value
 
     @property
     def stats(self) -> Stats:
         """The counters of facts."""
-        return self.vitals.stats
+        return self.telemetry.stats
 
     @property
     def round_trips(self) -> RoundTripStats:
@@ -76,12 +76,12 @@ class Snapshot:
     @cached_property
     def look(self) -> Look:
         """The leases that are held now."""
-        return self.vitals.look()
+        return self.telemetry.look()
 
     @cached_property
     def health(self) -> WorkerHealth:
         """The answer to probes."""
-        return health_of(self.vitals.leases, self.vitals.watchdog.stuck)
+        return health_of(self.telemetry.leases, self.telemetry.watchdog.stuck)
 
     @property
     def pairs(self) -> set[tuple[str, str]]:
@@ -109,8 +109,8 @@ class Snapshot:
 
     def parked(self) -> Samples:
         """Return how many messages wait for a key at the broker, for each queue."""
-        for queue, number in sorted(self.vitals.reaped.parked.items()):
-            yield (queue, self.vitals.leases.worker_id), number
+        for queue, number in sorted(self.telemetry.reaped.parked.items()):
+            yield (queue, self.telemetry.leases.worker_id), number
 
     def counted(self, fact: Fact, details: Iterable[str] = ()) -> Samples:
         """Return the counts of a fact for each task and queue.
@@ -193,12 +193,12 @@ def _one(value: float | None) -> Samples:
 def _sweeps(snapshot: Snapshot, value: float) -> Samples:
     """Return a reaper's value, if the driver reaps: otherwise missing sweeps would alert."""
     for _, one in _deprecated(snapshot, value):
-        yield (snapshot.vitals.leases.worker_id,), one
+        yield (snapshot.telemetry.leases.worker_id,), one
 
 
 def _deprecated(snapshot: Snapshot, value: float) -> Samples:
     """Return the value for a deprecated metric, which has no label for the identity."""
-    return _one(value if snapshot.vitals.leases.driver.capabilities.reaps else None)
+    return _one(value if snapshot.telemetry.leases.driver.capabilities.reaps else None)
 
 
 METRICS = (
@@ -296,14 +296,14 @@ METRICS = (
         Kind.COUNTER,
         "s",
         "Seconds from the first parking of these tasks until they got their key, all added up",
-        lambda s: _one(s.vitals.stats.key_wait),
+        lambda s: _one(s.telemetry.stats.key_wait),
     ),
     Metric(
         "reaper.recovered.count",
         Kind.COUNTER,
         "{lease}",
         "Messages with an expired lease, of any worker, that this worker's reaper returned",
-        lambda s: _sweeps(s, s.vitals.reaped.recovered),
+        lambda s: _sweeps(s, s.telemetry.reaped.recovered),
         (IDENTITY,),
     ),
     Metric(
@@ -312,7 +312,7 @@ METRICS = (
         "s",
         "Sum of the seconds between the expiry of a lease and the return of its message by this "
         "worker's reaper",
-        lambda s: _sweeps(s, s.vitals.reaped.stale),
+        lambda s: _sweeps(s, s.telemetry.reaped.stale),
         (IDENTITY,),
     ),
     Metric(
@@ -320,7 +320,7 @@ METRICS = (
         Kind.COUNTER,
         "{run}",
         "Sweeps for expired leases that the broker answered",
-        lambda s: _sweeps(s, s.vitals.reaped.runs),
+        lambda s: _sweeps(s, s.telemetry.reaped.runs),
         (IDENTITY,),
     ),
     Metric(
@@ -328,7 +328,7 @@ METRICS = (
         Kind.COUNTER,
         "{lease}",
         "Deprecated, will be removed in the next release: use `reaper.recovered.count`",
-        lambda s: _deprecated(s, s.vitals.reaped.recovered),
+        lambda s: _deprecated(s, s.telemetry.reaped.recovered),
     ),
     Metric(
         "reaper.runs",
@@ -336,28 +336,28 @@ METRICS = (
         "{run}",
         "Deprecated, will be removed in the next release: use `reaper.runs.total`. Both have one "
         "name in Prometheus",
-        lambda s: _deprecated(s, s.vitals.reaped.runs),
+        lambda s: _deprecated(s, s.telemetry.reaped.runs),
     ),
     Metric(
         "watchdog.stalled",
         Kind.COUNTER,
         "{task}",
         "Silent tasks that the watchdog ended or disowned",
-        lambda s: _one(s.vitals.watchdog.stalled),
+        lambda s: _one(s.telemetry.watchdog.stalled),
     ),
     Metric(
         "watchdog.disowned",
         Kind.COUNTER,
         "{task}",
         "Silent tasks that the watchdog could not end; each keeps its slot of the pool",
-        lambda s: _one(s.vitals.watchdog.disowned),
+        lambda s: _one(s.telemetry.watchdog.disowned),
     ),
     Metric(
         "slots.stuck",
         Kind.SUM,
         "{slot}",
         "Slots of the pool that are taken by a disowned task",
-        lambda s: _one(s.vitals.watchdog.stuck),
+        lambda s: _one(s.telemetry.watchdog.stuck),
     ),
     Metric(
         "oldest_beat.age",
@@ -378,7 +378,7 @@ METRICS = (
         Kind.GAUGE,
         "s",
         "Seconds by which the keeper is late to look at the leases",
-        lambda s: _one(s.vitals.keeper_lag()),
+        lambda s: _one(s.telemetry.keeper_lag()),
     ),
     Metric(
         "loop.age",

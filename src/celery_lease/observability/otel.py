@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from opentelemetry.metrics import Histogram
 
-    from celery_lease.worker.vitals import Vitals
+    from celery_lease.worker.telemetry import Telemetry
 
 _round_trips: list[Histogram] = []  # created with the other instruments, once in a process
 
 
-def begin(worker: Vitals | None = None) -> None:
+def begin(worker: Telemetry | None = None) -> None:
     """Export a worker that starts, or the extenders and consumers of this process.
 
     For consumers without a worker call it once, after the meter provider was set.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Tracer
 
-    from celery_lease.worker.vitals import Vitals
+    from celery_lease.worker.telemetry import Telemetry
 
 #: Seconds between two looks whether there is something to export.
 INTERVAL = 1.0
@@ -35,12 +35,12 @@ SYSTEMS = {"amqp": "rabbitmq", "sqs": "aws_sqs"}
 class Exporter:
     """Makes spans of what a worker's trail has. For one thread at a time."""
 
-    def __init__(self, vitals: Vitals, transport: str) -> None:
+    def __init__(self, telemetry: Telemetry, transport: str) -> None:
         self._tracer: Tracer = trace.get_tracer("celery_lease", celery_lease.__version__)
-        self._trail = vitals.stats.trail = Trail(vitals.leases.clock)
+        self._trail = telemetry.stats.trail = Trail(telemetry.leases.clock)
         self._always = {
             "messaging.system": SYSTEMS.get(transport, transport),
-            "celery.lease.worker": vitals.worker,
+            "celery.lease.worker": telemetry.worker,
         }
 
     def run_once(self) -> float:

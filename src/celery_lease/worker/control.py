@@ -45,12 +45,12 @@ def lease_resume(state: Any, **_: Any) -> dict[str, Any]:
 @inspect_command()
 def lease_state(state: Any, **_: Any) -> dict[str, Any]:
     """Whether the worker drains or stops, and how many leases it holds."""
-    from celery_lease.worker import vitals  # noqa: PLC0415  (for workers alone)
+    from celery_lease.worker import telemetry  # noqa: PLC0415  (for workers alone)
 
     runtime = runtime_of(state.consumer)
     if runtime is None:
         return NO_LEASES
-    lags = [each.keeper_lag() for each in vitals.running() if each.leases is runtime.leases]
+    lags = [each.keeper_lag() for each in telemetry.running() if each.leases is runtime.leases]
     lag = {"keeper_lag": round(max(0.0, lags[0]), 3)} if lags else {}
     return {**runtime.drain.state(), **lag, "worker": identity(state.consumer)}
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from celery.utils.imports import symbol_by_name
 
 if TYPE_CHECKING:
-    from celery_lease.worker.vitals import Vitals
+    from celery_lease.worker.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -34,24 +34,24 @@ class Exporter(Protocol):
         ...
 
 
-def begin(vitals: Vitals) -> None:
+def begin(telemetry: Telemetry) -> None:
     """Export a worker's metrics by OpenTelemetry, if the program uses that.
 
     A failure is logged and does not keep the worker from its work.
     """
     if OTEL_IN_USE in sys.modules or OTEL_TO_BE_USED in os.environ:
-        _called("metrics", OTEL, vitals)
+        _called("metrics", OTEL, telemetry)
 
 
-def traces(vitals: Vitals, transport: str) -> Exporter | None:
+def traces(telemetry: Telemetry, transport: str) -> Exporter | None:
     """Return what exports a worker's leases as spans, if the program uses OpenTelemetry's traces.
 
     Args:
-        vitals: The worker's.
+        telemetry: The worker's.
         transport: Kombu's name of its broker.
     """
     if TRACES_IN_USE in sys.modules or TRACES_TO_BE_USED in os.environ:
-        exporter: Exporter | None = _called("traces", OTEL_TRACES, vitals, transport)
+        exporter: Exporter | None = _called("traces", OTEL_TRACES, telemetry, transport)
         return exporter
     return None
 

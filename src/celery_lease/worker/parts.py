@@ -10,12 +10,12 @@ from celery_lease.worker.health import health_of
 
 if TYPE_CHECKING:
     from celery_lease.settings import Settings
-    from celery_lease.worker.vitals import Vitals
+    from celery_lease.worker.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
 
-def health_server(seen: Vitals, loaded: Settings) -> HealthServer | None:
+def health_server(seen: Telemetry, loaded: Settings) -> HealthServer | None:
     """Start the health server, if a port is set; if that fails, log it and return None."""
     if loaded.health_port is None:
         return None

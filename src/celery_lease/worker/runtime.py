@@ -24,7 +24,7 @@ from celery_lease.celery_patches.silent_broker import bound_end
 from celery_lease.celery_patches.unheard_starts import keep_sent_jobs
 from celery_lease.celery_patches.unwatched_processes import watch_again
 from celery_lease.core.clock import SystemClock
-from celery_lease.worker import compat, exports, parts, pools, shutdown_patches, vitals
+from celery_lease.worker import compat, exports, parts, pools, shutdown_patches, telemetry
 from celery_lease.worker.about import log_start
 from celery_lease.worker.drain import Drain
 from celery_lease.worker.keeper import Keeper
@@ -36,7 +36,7 @@ from celery_lease.worker.registry import LeaseRegistry
 from celery_lease.worker.service import Service
 from celery_lease.worker.shutdown import SILENCE, Shutdown
 from celery_lease.worker.stand_in import REST, StandIn
-from celery_lease.worker.vitals import Vitals
+from celery_lease.worker.telemetry import Telemetry
 from celery_lease.worker.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Runtime:
         self.reaper = Reaper(leases.driver)
         self._stand_in = StandIn(consumer, leases)
         self._publisher = self._make_publisher(loaded.publish_progress)
-        self._vitals = Vitals(consumer.hostname, leases, self.reaper.stats, self.watchdog)
+        self._telemetry = Telemetry(consumer.hostname, leases, self.reaper.stats, self.watchdog)
         self._health: HealthServer | None = None
         self._traces: exports.Exporter | None = None
         self._keeping = Service("celery-lease-keeper", self._keep, retry=1.0, on_death=END)
@@ -150,11 +150,11 @@ class Runtime:
         read_to_the_end(consumer)
         worker_shutting_down.connect(self.ask_to_stop, sender=consumer.hostname)
         log_start(consumer, self._policies, self._loaded)
-        self._health = parts.health_server(self._vitals, self._loaded)
-        vitals.begin(self._vitals)
-        exports.begin(self._vitals)
+        self._health = parts.health_server(self._telemetry, self._loaded)
+        telemetry.begin(self._telemetry)
+        exports.begin(self._telemetry)
         connection: Any = consumer.connection
-        self._traces = exports.traces(self._vitals, connection.transport.driver_type)
+        self._traces = exports.traces(self._telemetry, connection.transport.driver_type)
         if self._traces is not None:
             export = self._traces.run_once
             self._services.append(
@@ -189,7 +189,7 @@ class Runtime:
             service.stop(STOP_TIMEOUT)
         self._stand_in.close()
         self.shutdown.report()
-        vitals.end(self._vitals)
+        telemetry.end(self._telemetry)
         self.leases.outbox.within(UNSENT)
         self._send_news()
         if self._traces is not None:

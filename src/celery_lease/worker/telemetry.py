@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Vitals:
+class Telemetry:
     """The counters and leases of one worker."""
 
     worker: str  #: the worker's node name
@@ -78,20 +78,20 @@ def _look(entries: list[LeaseEntry], now: float) -> Look:
 
 
 #: The workers that run in this process; one, except for embedded ones. The main thread writes.
-_running: list[Vitals] = []
+_running: list[Telemetry] = []
 
 
-def begin(vitals: Vitals) -> None:
+def begin(telemetry: Telemetry) -> None:
     """Show a worker that started to exporters."""
-    _running.append(vitals)
+    _running.append(telemetry)
 
 
-def end(vitals: Vitals) -> None:
+def end(telemetry: Telemetry) -> None:
     """Hide a worker from exporters."""
-    if vitals in _running:
-        _running.remove(vitals)
+    if telemetry in _running:
+        _running.remove(telemetry)
 
 
-def running() -> list[Vitals]:
+def running() -> list[Telemetry]:
     """Return the workers whose main process is this one, in the order of their start."""
-    return [vitals for vitals in _running if vitals.pid == os.getpid()]
+    return [telemetry for telemetry in _running if telemetry.pid == os.getpid()]
