@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 #: A test that ``needs`` more than a driver has is not made for it.
 #:
 #: reaps: it returns expired leases, of anybody. tells: losses are told from orderly returns.
-#: buries: it moves messages to dead-letter queues.
+#: dead_letters: it moves messages to dead-letter queues.
 #: outlives: leases outlive the channel by which their message came. confirms: one that expired
 #: and that nobody took is still the holder's who asks. orders: messages keep their order.
 BROKERS = {
-    "valkey": {"reaps", "tells", "outlives", "confirms", "orders", "buries"},
-    "redis_server": {"reaps", "tells", "outlives", "confirms", "orders", "buries"},
-    "pgmq": {"tells", "outlives", "confirms", "orders", "buries"},
-    "rabbitmq": {"confirms", "orders", "buries"},
+    "valkey": {"reaps", "tells", "outlives", "confirms", "orders", "dead_letters"},
+    "redis_server": {"reaps", "tells", "outlives", "confirms", "orders", "dead_letters"},
+    "pgmq": {"tells", "outlives", "confirms", "orders", "dead_letters"},
+    "rabbitmq": {"confirms", "orders", "dead_letters"},
     "sqs": {"outlives"},
     "memory": {"reaps", "tells", "outlives", "confirms", "orders"},
 }

@@ -160,7 +160,7 @@ def test_a_task_is_explained_without_any_worker(setup: Setup, nobody: Shell) -> 
         waiting = told("t1")
         assert "Deliveries that were lost, of the last week: 1\n  delivery 1 to" in waiting
         assert "waits in queue celery, 0 before it, delivered 1 time so far, lost 1" in waiting
-        desk.driver.bury(other.claim.tag, "celery.dead")
+        desk.driver.dead_letter(other.claim.tag, "celery.dead")
         assert "proj.work[t2] is a dead letter in queue celery.dead" in told("t2")
     nobody.app.backend.store_result("t3", 1, "SUCCESS")
     assert re.fullmatch(r"It is over since 20.+ UTC: its result is SUCCESS.\n", told("t3"))

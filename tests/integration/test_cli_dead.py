@@ -57,7 +57,7 @@ def buried(bench: Bench) -> Bench:
     desk.driver.requeue([messages[0].claim.tag], orderly=False, front=True)
     messages[0] = desk.receive()[0]
     for message in messages:
-        desk.driver.bury(message.claim.tag, "q.dead")
+        desk.driver.dead_letter(message.claim.tag, "q.dead")
     desk.stop()
     return bench
 
@@ -87,7 +87,7 @@ def test_dead_letters_are_found_by_either_queues_name(buried: Bench, shell: Shel
     """
     publish(buried, "8d2c4f60-7c41-4b0e-9a52-9f5d1c1e1d11")
     desk = buried.desk()
-    desk.driver.bury(desk.receive()[0].claim.tag, "q.dead")
+    desk.driver.dead_letter(desk.receive()[0].claim.tag, "q.dead")
     desk.stop()
     whole = shell("dead", "list")
     assert len(whole.splitlines()) == 4

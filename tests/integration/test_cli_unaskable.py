@@ -35,7 +35,7 @@ def shell_on(broker: str, request: pytest.FixtureRequest) -> Iterator[Shell]:
         app.send_task("proj.work", task_id="t2")
         with bench.desk(place.queue) as desk:
             (message,) = desk.receive()
-            desk.driver.bury(message.claim.tag, f"{place.queue}.dead")
+            desk.driver.dead_letter(message.claim.tag, f"{place.queue}.dead")
         app.send_task("proj.work", task_id="t1")
         yield Shell(app)
     bench.close()

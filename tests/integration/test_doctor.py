@@ -163,7 +163,7 @@ def test_what_nobody_looks_after_is_told(setup: Setup) -> None:
         headers = {"id": f"t{number}", "task": "proj.work"}
         bench.publish([[], {}, {}], headers=headers)
     _, second = desk.receive(2)
-    desk.driver.bury(second.claim.tag, "q.dead")
+    desk.driver.dead_letter(second.claim.tag, "q.dead")
     impatient = setup.having(lease_reaper_interval=0.05)
     findings = eventually(
         lambda: worst(found := look(impatient))["leases.overdue"] == "warning" and found

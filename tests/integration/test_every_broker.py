@@ -48,7 +48,13 @@ class Play:
 
     def run(self) -> None:
         """Play all scenes; what goes wrong in one is its tests' to tell."""
-        for scene in (self.requeue, self.work, self.fence_and_kill, self.end, self.exhume):
+        for scene in (
+            self.requeue,
+            self.work,
+            self.fence_and_kill,
+            self.end,
+            self.move_dead_letter,
+        ):
             future = self.scenes[scene.__name__] = Future()
             try:
                 future.set_result(scene())
@@ -142,7 +148,7 @@ class Play:
         last.term()
         return last.wait(40), self.place.left()
 
-    def exhume(self) -> Any:
+    def move_dead_letter(self) -> Any:
         """Look at the dead letter, and send it back."""
         listed = self.lease("dead", "list")
         task_id = self.scenes["work"].result()["die"][0].task_id
@@ -271,7 +277,7 @@ def test_no_worker_loses_more_processes_than_a_task_may_kill(plays: Plays, broke
 @able()
 def test_a_dead_letter_can_be_looked_at_and_sent_back(plays: Plays, broker: str) -> None:
     """By the same commands everywhere."""
-    task_id, listed, shown, sent, dead = plays.scene(broker, "exhume")
+    task_id, listed, shown, sent, dead = plays.scene(broker, "move_dead_letter")
     assert f"any.die[{task_id}]  lost {MOST_LOSSES} times" in listed
     assert (shown["task_id"], shown["losses"]) == (task_id, MOST_LOSSES)
     causes = [(each["cause"], each["note"]) for each in shown["history"]]

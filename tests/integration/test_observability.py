@@ -295,7 +295,7 @@ def test_a_panel_shows_each_ending_without_an_outcome() -> None:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     expressions = [target["expr"] for panel in panels for target in panel["targets"]]
     (shown,) = [found[1] for each in expressions if (found := re.search('ending=~"([^"]+)"', each))]
-    bad = (Ending.LOST, Ending.PROCESS_DIED, Ending.STALLED, Ending.BURIED)
+    bad = (Ending.LOST, Ending.PROCESS_DIED, Ending.STALLED, Ending.DEAD_LETTERED)
     assert set(shown.split("|")) == {label(each) for each in bad}
 
 

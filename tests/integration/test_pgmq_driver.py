@@ -254,7 +254,7 @@ def test_a_dead_letter_is_a_message_that_can_be_sent_back(
     (message,) = desk.receive()
     assert message.claim.losses == 1
     tag = message.claim.tag
-    assert [desk.driver.bury(tag, "q.dead") for _ in range(2)] == [Answer.HELD] * 2
+    assert [desk.driver.dead_letter(tag, "q.dead") for _ in range(2)] == [Answer.HELD] * 2
     assert desk.extend(message) is Answer.LOST
     assert (database.counts("q"), database.counts("q_dead")) == ((0, 0), (1, 0))
     letters = desk.driver.dead_letters()
@@ -266,7 +266,7 @@ def test_a_dead_letter_is_a_message_that_can_be_sent_back(
     assert letters.queues() == []
     (again,) = desk.receive()
     assert (again.payload, again.claim.deliveries, again.claim.losses) == ("a", 1, 0)
-    desk.driver.bury(again.claim.tag, "q.dead")
+    desk.driver.dead_letter(again.claim.tag, "q.dead")
     (letter,) = letters.letters("q_dead")
     assert [letters.purge(letter), letters.purge(letter)] == [True, False]
 
@@ -277,5 +277,5 @@ def test_a_former_holder_buries_nothing(database: Database, bench: PgmqBench, de
     (message,) = desk.receive()
     database.execute("UPDATE pgmq.q_q SET vt = now()")
     (again,) = desk.receive()
-    assert desk.driver.bury(message.claim.tag, "q.dead") is Answer.LOST
+    assert desk.driver.dead_letter(message.claim.tag, "q.dead") is Answer.LOST
     assert desk.extend(again) is Answer.HELD

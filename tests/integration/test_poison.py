@@ -60,13 +60,13 @@ def lose(desk: Desk, times: int) -> Any:
 
 
 @pytest.mark.compat
-def test_a_buried_message_is_a_message_with_its_history(bench: Bench) -> None:
+def test_a_dead_letter_is_a_message_with_its_history(bench: Bench) -> None:
     """It can be read by anybody, and run again by whatever moves it to a queue."""
     bench.publish("a", priority=5)
     desk = bench.desk()
     message = lose(desk, 2)
     assert (message.claim.losses, message.claim.deliveries) == (2, 3)
-    assert desk.driver.bury(message.claim.tag, "q.dead") is Answer.HELD
+    assert desk.driver.dead_letter(message.claim.tag, "q.dead") is Answer.HELD
     (text,) = database(bench).lrange("app:q.dead", 0, -1)
     dead = json.loads(text)["dead"]
     assert (dead["queue"], dead["key"], dead["losses"]) == ("q", "app:q\x06\x163", 2)
@@ -83,17 +83,19 @@ def test_a_buried_message_is_a_message_with_its_history(bench: Bench) -> None:
 
 
 @pytest.mark.compat
-def test_only_the_holder_buries_and_asking_again_says_the_same(bench: Bench) -> None:
-    """A former holder buries nothing; an answer that got lost can be asked for again."""
+def test_only_the_holder_dead_letters_and_asking_again_says_the_same(bench: Bench) -> None:
+    """A former holder moves nothing; an answer that got lost can be asked for again."""
     bench.publish("a")
     desk = bench.desk()
     (message,) = desk.receive()
     stale = message.claim.tag
     desk.driver.requeue([stale], orderly=True, front=True)
     (message,) = desk.receive()
-    assert desk.driver.bury(stale, "q.dead") is Answer.LOST
+    assert desk.driver.dead_letter(stale, "q.dead") is Answer.LOST
     assert desk.extend(message) is Answer.HELD
-    assert [desk.driver.bury(message.claim.tag, "q.dead") for _ in range(2)] == [Answer.HELD] * 2
+    assert [desk.driver.dead_letter(message.claim.tag, "q.dead") for _ in range(2)] == [
+        Answer.HELD
+    ] * 2
     assert bench.waiting("q.dead") == 1
     assert desk.driver.complete([message.claim.tag]) == [Answer.LOST]
 

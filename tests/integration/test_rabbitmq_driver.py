@@ -145,8 +145,8 @@ def test_what_is_lost_too_often_is_copied_to_a_queue_of_its_own(bench: Bench, qu
     desk.driver.requeue([message.claim.tag], orderly=False, front=True)
     (message,) = desk.receive()
     assert message.claim.losses == 1
-    assert desk.driver.bury(message.claim.tag, dead) is Answer.HELD
-    assert desk.driver.bury(message.claim.tag, dead) is Answer.LOST
+    assert desk.driver.dead_letter(message.claim.tag, dead) is Answer.HELD
+    assert desk.driver.dead_letter(message.claim.tag, dead) is Answer.LOST
     letters = desk.driver.dead_letters()
     assert letters.queues([dead, "none"]) == [dead]
     (letter,) = letters.letters(dead)
@@ -167,7 +167,7 @@ def test_a_letter_is_sent_as_the_worker_speaks(rabbitmq: RabbitServer) -> None:
     bench.publish("a", queue=queue)
     desk = bench.desk(queue)
     (message,) = desk.receive()
-    assert desk.driver.bury(message.claim.tag, f"{queue.name}.dead") is Answer.HELD
+    assert desk.driver.dead_letter(message.claim.tag, f"{queue.name}.dead") is Answer.HELD
     assert bench.waiting(f"{queue.name}.dead") == 1
     bench.close()
 
@@ -191,10 +191,10 @@ def test_a_letter_keeps_nobody_whose_broker_falls_silent(
         desk = bench.desk(queue)
         (message,) = desk.receive()
         answers: list[Answer] = []
-        bury = lambda: answers.append(desk.driver.bury(message.claim.tag, "dead"))  # noqa: E731
-        burying = threading.Thread(target=bury, daemon=True)
-        burying.start()
-        burying.join(4 * dead.ANSWER_TIMEOUT)
+        dead_letter = lambda: answers.append(desk.driver.dead_letter(message.claim.tag, "dead"))  # noqa: E731
+        moving = threading.Thread(target=dead_letter, daemon=True)
+        moving.start()
+        moving.join(4 * dead.ANSWER_TIMEOUT)
         assert answers == [Answer.UNKNOWN]
         network.thaw()
 
@@ -205,7 +205,7 @@ def test_a_letter_that_nobody_takes_stays(bench: Bench, queue: Queue) -> None:
     bench.publish("a", "b", queue=queue)
     desk = bench.desk(queue)
     for message in desk.receive(2):
-        desk.driver.bury(message.claim.tag, dead)
+        desk.driver.dead_letter(message.claim.tag, dead)
     first, second = desk.driver.dead_letters().letters(dead)
     assert (first.body, second.body) == ("a", "b")
     assert desk.driver.dead_letters().purge(first)
@@ -225,7 +225,7 @@ def test_a_queue_with_a_dead_letter_exchange_keeps_it(bench: Bench, queue: Queue
     bench.publish("a", queue=queue)
     desk = bench.desk(queue)
     (message,) = desk.receive()
-    assert desk.driver.bury(message.claim.tag, f"{queue.name}.dead") is Answer.HELD
+    assert desk.driver.dead_letter(message.claim.tag, f"{queue.name}.dead") is Answer.HELD
     eventually(lambda: bench.waiting(f"{queue.name}.other") == 1)
     assert desk.driver.dead_letters().queues([f"{queue.name}.dead"]) == []
 

@@ -154,7 +154,7 @@ def test_of_equal_letters_one_is_moved_and_it_is_the_oldest(bench: Bench, client
     """Two may have the same text, as after a dead letter was copied by hand."""
     client.lpush("q.dead", b"A", b"B", b"A")
     client.sadd("unacked.dead", "q.dead")
-    assert bench.desk().driver.exhume("q.dead", "q.dead", "q", b"A", "sent back")
+    assert bench.desk().driver.move_dead_letter("q.dead", "q.dead", "q", b"A", "sent back")
     assert client.lrange("q.dead", 0, -1) == [b"A", b"B"]
     assert client.lrange("q", 0, -1) == [b"sent back"]
 

@@ -235,7 +235,7 @@ class LeaseModel:
         self.records[f"{tag}~"] = replace(record, expiry=ends, resting=True)
         return True
 
-    def bury(self, tag: str) -> bool:
+    def dead_letter(self, tag: str) -> bool:
         if f"{tag} buried" in self.refusals:
             return True
         text = self.held.get(tag)
@@ -324,7 +324,7 @@ class LeaseModel:
             self.completed.add(self.held.pop(tag).message)
             del self.index[tag]
 
-    def exhume(self, message: str, *, retry: bool) -> bool:
+    def move_dead_letter(self, message: str, *, retry: bool) -> bool:
         if message not in self.dead:
             return False
         self.dead.remove(message)
@@ -366,7 +366,7 @@ class LeaseModel:
                 for line in self.lines.values()
                 for _, tag in line
             ),
-            "graveyards": {"q.dead"} if self.dead else set(),
+            "dead_letter_queues": {"q.dead"} if self.dead else set(),
             "token": self.token,
             "history": self.history,
             "foreign": [],

@@ -321,10 +321,10 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.may_hold())
     @rule(worker=workers, which=recent)
-    def bury(self, worker: int, which: int) -> None:
+    def dead_letter(self, worker: int, which: int) -> None:
         (tag,) = self.pick([which])
-        expected = self.model.bury(tag)
-        agree("bury", [self.driver(worker).bury(tag, "q.dead")], answers([expected]))
+        expected = self.model.dead_letter(tag)
+        agree("dead_letter", [self.driver(worker).dead_letter(tag, "q.dead")], answers([expected]))
 
     # ------------------------------------------------------------------------ sweepers and people
 
@@ -381,12 +381,12 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.dead)
     @rule(worker=workers, retry=st.booleans(), again=st.booleans())
     def move_a_dead_letter(self, worker: int, *, retry: bool, again: bool) -> None:
-        graveyard: Any = self.driver(worker).dead_letters()
-        agree("dead-letter queues", graveyard.queues(), ["q.dead"])
-        letter, message = next(graveyard.letters("q.dead")), self.model.dead[-1]
-        move = graveyard.retry if retry else graveyard.purge
+        letters: Any = self.driver(worker).dead_letters()
+        agree("dead-letter queues", letters.queues(), ["q.dead"])
+        letter, message = next(letters.letters("q.dead")), self.model.dead[-1]
+        move = letters.retry if retry else letters.purge
         for _ in range(1 + again):
-            agree("moved", move(letter), self.model.exhume(message, retry=retry))
+            agree("moved", move(letter), self.model.move_dead_letter(message, retry=retry))
 
     # ------------------------------------------------------------------------------ plain workers
 

@@ -243,28 +243,34 @@ MUTANTS = [
         "redis.call('RPUSH', ARGV[2], ARGV[3])\n  settle",
         "redis.call('LPUSH', ARGV[2], ARGV[3])\n  settle",
     ),
-    # ----------------------------------------------------------------------------------- bury.lua
-    Mutant("a dead letter stays held", "bury", "end\nsettle(tag)", "end"),
-    Mutant("a burial is forgotten", "bury", "redis.pcall('ZADD', KEYS[5], now, note)"),
+    # ---------------------------------------------------------------------------- dead_letter.lua
+    Mutant("a dead letter stays held", "dead_letter", "end\nsettle(tag)", "end"),
+    Mutant(
+        "an earlier answer is forgotten", "dead_letter", "redis.pcall('ZADD', KEYS[5], now, note)"
+    ),
     Mutant(
         "a dead letter keeps its counters",
-        "bury",
+        "dead_letter",
         '{"lease": "000000:000000"',
         '{"lease": "000001:000001"',
     ),
-    Mutant("a dead letter's past goes on", "bury", "redis.pcall('DEL', history(tag))"),
-    Mutant("nobody finds the queue", "bury", "redis.call('SADD', KEYS[6], ARGV[3])", "1"),
-    # --------------------------------------------------------------------------------- exhume.lua
+    Mutant("a dead letter's past goes on", "dead_letter", "redis.pcall('DEL', history(tag))"),
+    Mutant("nobody finds the queue", "dead_letter", "redis.call('SADD', KEYS[6], ARGV[3])", "1"),
+    # ----------------------------------------------------------------------- move_dead_letter.lua
     Mutant(
         "a letter is sent twice",
-        "exhume",
+        "move_dead_letter",
         "removed ~= 1",
         "removed == 2",
     ),
-    Mutant("a letter stays", "exhume", "redis.pcall('LREM', KEYS[4], -1, ARGV[2])", "1"),
-    Mutant("it is put there all the same", "exhume", "redis.pcall('LPOP', KEYS[5])"),
-    Mutant("a letter is only thrown away", "exhume", "redis.call('LPUSH', KEYS[5], ARGV[3])"),
-    Mutant("an empty queue keeps its name", "exhume", "redis.pcall('SREM', KEYS[3], ARGV[1])"),
+    Mutant("a letter stays", "move_dead_letter", "redis.pcall('LREM', KEYS[4], -1, ARGV[2])", "1"),
+    Mutant("it is put there all the same", "move_dead_letter", "redis.pcall('LPOP', KEYS[5])"),
+    Mutant(
+        "a letter is only thrown away", "move_dead_letter", "redis.call('LPUSH', KEYS[5], ARGV[3])"
+    ),
+    Mutant(
+        "an empty queue keeps its name", "move_dead_letter", "redis.pcall('SREM', KEYS[3], ARGV[1])"
+    ),
     # ---------------------------------------------------------------------- take.lua, exclusive.lua
     Mutant("a busy key is taken", "take", "is_free(facts.key, facts.limit, true)", "true"),
     Mutant("who was ousted may extend late", "take", "(not clear or oust(key, tag))", "true"),

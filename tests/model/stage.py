@@ -211,7 +211,7 @@ class Stage:
             "records": {tag: _record(json.loads(each)) for tag, each in _pairs(claims)},
             "refusals": _scores(refusals),
             "dead": [_text(json.loads(each)) for each in dead],
-            "graveyards": {name.decode() for name in names},
+            "dead_letter_queues": {name.decode() for name in names},
             "token": int(token or 0),
             "foreign": [key for key in foreign if not key.startswith(b"_kombu")],
             "holders": {key: set(map(bytes.decode, tags)) for key, tags in _pairs(holders)},

@@ -149,17 +149,17 @@ def rest(stage: Stage) -> Callable[[], object]:
 
 
 @move
-def bury(stage: Stage) -> Callable[[], object]:
+def dead_letter(stage: Stage) -> Callable[[], object]:
     tag = held(stage)
-    return lambda: stage.drivers[0].bury(tag, "q.dead")
+    return lambda: stage.drivers[0].dead_letter(tag, "q.dead")
 
 
 @move
-def exhume(stage: Stage) -> Callable[[], object]:
-    stage.drivers[0].bury(held(stage), "q.dead")
-    graveyard = stage.drivers[0].dead_letters()
-    (letter,) = graveyard.letters("q.dead")
-    return lambda: graveyard.retry(letter)
+def move_dead_letter(stage: Stage) -> Callable[[], object]:
+    stage.drivers[0].dead_letter(held(stage), "q.dead")
+    letters = stage.drivers[0].dead_letters()
+    (letter,) = letters.letters("q.dead")
+    return lambda: letters.retry(letter)
 
 
 @move

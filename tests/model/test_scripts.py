@@ -104,7 +104,7 @@ def test_a_stale_nonce_is_refused_by_every_call(stage: Stage) -> None:
     refused = [driver.extend([Renewal(former, 20, late)])[0] for late in (False, True)] + [
         driver.begin([former])[0],
         driver.complete([former])[0],
-        driver.bury(former, "q.dead"),
+        driver.dead_letter(former, "q.dead"),
     ]
     for orderly in (False, True):
         refused += driver.requeue([former], orderly=orderly)

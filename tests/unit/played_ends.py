@@ -32,9 +32,9 @@ EVENTS = ("task-succeeded", "task-failed", "task-retried", "task-revoked")
 
 
 class Asked(Leases):
-    """Leases that bury what they are asked to."""
+    """Leases that move every message to its dead-letter queue."""
 
-    def bury(self, _tag: str, _queue: str) -> Answer:
+    def dead_letter(self, _tag: str, _queue: str) -> Answer:
         return Answer.HELD
 
 

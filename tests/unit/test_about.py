@@ -14,9 +14,11 @@ from celery_lease.worker.about import log_start
 from celery_lease.worker.policies import Policies
 
 
-@pytest.mark.parametrize(("buries", "queue"), [(True, "{queue}.dead"), (False, "of the broker's")])
+@pytest.mark.parametrize(
+    ("dead_letters", "queue"), [(True, "{queue}.dead"), (False, "of the broker's")]
+)
 def test_one_line_says_which_leases_are_kept(
-    caplog: pytest.LogCaptureFixture, buries: bool, queue: str
+    caplog: pytest.LogCaptureFixture, dead_letters: bool, queue: str
 ) -> None:
     """Of how many tasks, with all their modes and extensions; without the broker's password."""
     app = Celery("about", set_as_current=False)
@@ -26,7 +28,7 @@ def test_one_line_says_which_leases_are_kept(
     for name, options in {"a": {}, "b": {"lease_mode": "daemon", "lease_extension": 9.0}}.items():
         app.task(work, name=name, base=LeasedTask, lazy=False, **options)
     loaded = settings.load(app.conf)
-    leases = SimpleNamespace(dead_letter_queue_of=str if buries else None)
+    leases = SimpleNamespace(dead_letter_queue_of=str if dead_letters else None)
     connection = Connection("redis://u:secret@127.0.0.1//")
     runtime = SimpleNamespace(leases=leases)
     consumer: Any = SimpleNamespace(lease_runtime=runtime, connection=connection)

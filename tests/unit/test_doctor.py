@@ -532,7 +532,7 @@ def test_what_wrong_settings_hide_is_no_fault_of_the_broker(
 ) -> None:
     """Which queues dead letters are in is one of them."""
     app.conf.lease_interval = 200
-    able = SimpleNamespace(reaps=False, buries=True)
+    able = SimpleNamespace(reaps=False, dead_letters=True)
     driver = SimpleNamespace(capabilities=able, dead_letters=pytest.fail, close=lambda: None)
     monkeypatch.setattr(brokers, "driver", lambda _: driver)
     assert list(leases.check(Case(app=app, loaded=None, policies={}))) == []

@@ -102,7 +102,7 @@ def test_what_a_driver_leaves_out_is_there() -> None:
     for operation, arguments in {
         "dead_letters": (),
         "records": (),
-        "bury": ("a", "q"),
+        "dead_letter": ("a", "q"),
         "checkpoints": (None, 0),
     }.items():
         with pytest.raises(UnsupportedOperation):

@@ -23,7 +23,7 @@ FACTS: dict[str, tuple[Any, ...]] = {
     "ReceiptHandleExpiredError": ("message-1",),
     "AlreadyAttached": ("message-1",),
     "UnsupportedBroker": ("filesystem", ("redis", "sqs"), "it keeps nothing"),
-    "UnsupportedOperation": ("memory", "bury"),
+    "UnsupportedOperation": ("memory", "dead_letter"),
     "LeaseConfigError": ((Fault("lease_interval", -1, "must be positive", "set 5"),), "app"),
     "CheckpointError": ("id-1", "no store"),
     "CheckpointTooLarge": ("id-1", 70_000, 65_536),

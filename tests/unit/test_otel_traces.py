@@ -118,7 +118,7 @@ def test_every_ending_has_a_span(bench: Bench, spans: Spans, ending: Ending) -> 
     bench.run("a")
     bench.leases._take("a", bench.held("a").lease.state, ending)
     [span] = spans()
-    failed = ending.is_loss or ending is Ending.BURIED
+    failed = ending.is_loss or ending is Ending.DEAD_LETTERED
     assert (span.status.status_code is StatusCode.ERROR) is failed
     assert (span.attributes or {})["celery.lease.ending"] == str(ending)
 

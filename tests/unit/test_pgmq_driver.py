@@ -108,7 +108,7 @@ def test_an_error_is_no_answer(
     for _ in range(2):
         renewals = [Renewal(delivery(1).tag, 5.0), Renewal(delivery(1, "other").tag, 5.0)]
         assert driver.extend(renewals) == [Answer.UNKNOWN] * 2
-    assert driver.bury(delivery(1).tag, "q.dead") is Answer.UNKNOWN
+    assert driver.dead_letter(delivery(1).tag, "q.dead") is Answer.UNKNOWN
     assert caplog.text.count("does not answer for leases") == 1
     caplog.set_level("INFO")
     database.says = lambda _: [(0, 1, 1, True)]

@@ -31,14 +31,14 @@ LOST_TOO_OFTEN = 5  # the default of lease_max_deliveries
 
 
 class Broker:
-    """Answers a burial as it is told to, and forgets nothing of what it was asked."""
+    """Answers as the test says, and keeps what it was asked."""
 
     def __init__(self, worker: Worker) -> None:
         self.asked: list[tuple[str, str]] = []
         self.answers = [Answer.HELD]
-        worker.driver.bury = self.bury  # type: ignore[attr-defined]
+        worker.driver.dead_letter = self.dead_letter  # type: ignore[attr-defined]
 
-    def bury(self, tag: str, queue: str, _about: Any) -> Answer:
+    def dead_letter(self, tag: str, queue: str, _about: Any) -> Answer:
         self.asked.append((tag, queue))
         return self.answers.pop(0)
 
@@ -96,7 +96,7 @@ def test_a_message_that_was_lost_less_often_is_run() -> None:
     assert not bench.broker.asked
 
 
-def test_a_message_that_was_lost_too_often_is_buried_and_its_task_fails() -> None:
+def test_a_message_that_was_lost_too_often_is_dead_lettered_and_its_task_fails() -> None:
     """It never gets to the pool; the result, the event and the place in the window are settled."""
     bench = Bench(LOST_TOO_OFTEN)
     with pytest.raises(TaskRevokedError):
@@ -111,7 +111,7 @@ def test_a_message_that_was_lost_too_often_is_buried_and_its_task_fails() -> Non
 
 
 @pytest.mark.parametrize("answers", [[Answer.LOST], [Answer.UNKNOWN] * 2])
-def test_who_did_not_bury_it_tells_nobody_that_it_failed(answers: list[Answer]) -> None:
+def test_who_did_not_move_it_reports_no_failure(answers: list[Answer]) -> None:
     """It may be somebody else's, who is running it."""
     bench = Bench(LOST_TOO_OFTEN)
     bench.broker.answers = answers
@@ -145,7 +145,7 @@ def test_a_backend_that_cannot_store_the_failure_does_not_end_the_worker(
 
 
 def test_a_broker_with_an_order_of_its_own_is_left_to_it() -> None:
-    """Its driver buries nothing, however often a message was lost."""
+    """Its driver moves nothing to a dead-letter queue, however often a message was lost."""
     bench = Bench(LOST_TOO_OFTEN)
     bench.leases.dead_letter_queue_of = None
     bench.start()

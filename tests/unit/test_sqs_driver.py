@@ -312,24 +312,24 @@ def test_a_dead_letter_is_there_before_its_message_is_deleted(bench: SqsBench) -
     """If SQS answers only the first of the two, asking again does not send it twice."""
     bench.receive("a", receives=2)
     bench.api.error = silent()
-    assert bench.driver.bury("a", "q.dead") is UNKNOWN
+    assert bench.driver.dead_letter("a", "q.dead") is UNKNOWN
     assert bench.api.letters == []
     bench.api.error, bench.api.fail["a"] = None, {"Code": "InternalError"}
-    assert bench.driver.bury("a", "q.dead") is UNKNOWN
+    assert bench.driver.dead_letter("a", "q.dead") is UNKNOWN
     bench.api.fail.clear()
-    assert bench.driver.bury("a", "q.dead") is HELD
+    assert bench.driver.dead_letter("a", "q.dead") is HELD
     ((url, letter),) = bench.api.letters
     assert url == "https://sqs/1/q-dead"
     assert letter["deliveries"] == 2
     assert [entry["ReceiptHandle"] for entry in bench.api.sent("delete")] == ["a", "a"]
-    assert bench.driver.bury("a", "q.dead") is LOST
+    assert bench.driver.dead_letter("a", "q.dead") is LOST
 
 
 def test_a_stale_handle_buries_nothing(bench: SqsBench) -> None:
     """The message may be somebody else's by now."""
     bench.receive("a")
     bench.clock.advance(601.0)
-    assert bench.driver.bury("a", "q.dead") is LOST
+    assert bench.driver.dead_letter("a", "q.dead") is LOST
     assert bench.api.letters == []
 
 

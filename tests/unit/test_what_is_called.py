@@ -157,7 +157,7 @@ def is_terminated_by_hand(play: Play) -> None:
     play.told(Terminated(15))
 
 
-def is_buried(play: Play) -> None:
+def is_dead_lettered(play: Play) -> None:
     play.leases.ticket = TooManyDeliveries(play.request.id, 5, "q.dead")
     with pytest.raises(TaskRevokedError):
         play.request.execute_using_pool(Mock())
@@ -187,7 +187,7 @@ WAYS: dict[str, list[Callable[[Play], None]]] = {
         is_terminated,
         is_terminated_by_hand,
     ],
-    "dead": [is_buried],
+    "dead": [is_dead_lettered],
 }
 TABLE = {
     row[0].split()[0]: row[1:]
@@ -218,14 +218,16 @@ def test_the_table_has_a_test_for_each_row() -> None:
     assert TABLE.keys() == WAYS.keys()
 
 
-@pytest.mark.parametrize("way", [is_cancelled_at_a_beat, is_cancelled_while_it_waits, is_buried])
+@pytest.mark.parametrize(
+    "way", [is_cancelled_at_a_beat, is_cancelled_while_it_waits, is_dead_lettered]
+)
 def test_a_hook_is_told_what_it_needs_to_release_a_lock(
     play: Play, way: Callable[[Play], None]
 ) -> None:
     """The task's id and arguments, the state, and an error that tells a cancelling apart."""
     way(play)
     failure, returned = play.task.told
-    buried = way is is_buried
+    buried = way is is_dead_lettered
     assert isinstance(failure[0], TooManyDeliveries if buried else TaskRevokedError)
     given = (play.delivery.task_id, ["a.mp4"], {})
     assert (failure[1], failure[2], list(failure[3]), failure[4]) == (given[0], *given)
@@ -234,7 +236,9 @@ def test_a_hook_is_told_what_it_needs_to_release_a_lock(
     assert (returned[2], list(returned[3]), returned[4]) == given
 
 
-@pytest.mark.parametrize("way", [is_cancelled_at_a_beat, is_cancelled_while_it_waits, is_buried])
+@pytest.mark.parametrize(
+    "way", [is_cancelled_at_a_beat, is_cancelled_while_it_waits, is_dead_lettered]
+)
 def test_a_hook_that_fails_changes_nothing(
     play: Play, way: Callable[[Play], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,7 +249,7 @@ def test_a_hook_that_fails_changes_nothing(
     assert "after_return" in play.heard
     assert caplog.text.count(f"on_failure of task {play.task.name}[{play.request.id}] failed") == 1
     assert play.delivery.state(play.task) == (
-        states.FAILURE if way is is_buried else states.REVOKED
+        states.FAILURE if way is is_dead_lettered else states.REVOKED
     )
 
 

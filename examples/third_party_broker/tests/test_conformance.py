@@ -23,6 +23,6 @@ def driver_under_test(tmp_path: Path) -> Iterator[Bench]:
         "control_folder": str(tmp_path / "control"),
         "polling_interval": 0.02,
     }
-    bench = Bench("filesystem://", options, lacks={"orders", "buries"})
+    bench = Bench("filesystem://", options, lacks={"orders", "dead_letters"})
     yield bench
     bench.close()

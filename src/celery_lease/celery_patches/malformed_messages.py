@@ -29,10 +29,10 @@ MALFORMED = (TypeError, ValueError, LookupError, AttributeError)
 SHOWN = 1000
 
 
-def outlive(consumer: Any, bury: Callable[[Any], str | None] = lambda _: None) -> None:
+def outlive(consumer: Any, dead_letter: Callable[[Any], str | None] = lambda _: None) -> None:
     """Make a *consumer* go on after a message that its handler cannot process.
 
-    *bury* moves a message to a dead-letter queue, and returns its name, or None if it failed.
+    *dead_letter* moves a message to a dead-letter queue and returns its name, or None if it failed.
     """
     create = consumer.create_task_handler
 
@@ -46,7 +46,7 @@ def outlive(consumer: Any, bury: Callable[[Any], str | None] = lambda _: None) -
             except MALFORMED as exc:
                 if not _is_malformed(message):
                     raise
-                _put_away(consumer, message, exc, bury(message))
+                _put_away(consumer, message, exc, dead_letter(message))
 
         return on_task_received
 
@@ -83,7 +83,7 @@ def _is_malformed(message: Any) -> bool:
 
 def _put_away(consumer: Any, message: Any, exc: Exception, queue: str | None) -> None:
     """Remove a message from its queue for good, and log it."""
-    if not message.acknowledged:  # also after bury(): it frees the place in the prefetch window
+    if not message.acknowledged:  # also a dead letter: this frees its place in the prefetch window
         message.reject_log_error(logger, consumer.connection_errors)
     logger.error(
         "message is no task's, %s: %r; headers %.*r, body %.*r",

@@ -106,7 +106,7 @@ def purge(
 @contextmanager
 def opened(app: Celery, queues: Sequence[str]) -> Iterator[tuple[DeadLetters, Sequence[str]]]:
     """Yield an app's dead letters and the queues to read; by default those that are not empty."""
-    with driver_of(app, "buries") as driver:
+    with driver_of(app, "dead_letters") as driver:
         letters = driver.dead_letters()
         named = [queue for queue in queues if not _is_of_work(app, queue)]
         held = letters.queues([*likely(app), *named, *_dead_of(app, queues)])

@@ -170,7 +170,7 @@ def _from_broker(
     try:
         able = driver.capabilities
         more: dict[str, Any] = {"broker": transport, "reaps": able.reaps, "records": able.records}
-        if not able.buries:
+        if not able.dead_letters:
             more["dead_letter_queue"] = ""
         else:
             more |= {"searched": True, "dead": _dead(app, driver, task_id)}
@@ -207,7 +207,7 @@ def _other_ids(app: Celery, text: str) -> list[str]:
             ids = []
             if driver.capabilities.keys:
                 ids += [each.task_id for use in driver.keys_in_use() for each in use.parked]
-            if driver.capabilities.buries:
+            if driver.capabilities.dead_letters:
                 letters = driver.dead_letters()
                 ids += [
                     letter.task_id

@@ -87,7 +87,7 @@ class Capabilities:
     granularity: float  #: seconds; expiries are rounded to this
     reports_losses: bool = True  #: False: only losses that this process has seen count
     reaps: bool = False  #: the driver returns expired messages, not the broker itself
-    buries: bool = False  #: the driver moves dead letters, not the broker
+    dead_letters: bool = False  #: the driver moves dead letters, not the broker
     drops: bool = False  #: the broker has a treatment of its own for dropped messages
     records: bool = False  #: held, waiting and lost messages can be looked up without a worker
     outlives: bool = True  #: a lease outlives the connection by which its message came

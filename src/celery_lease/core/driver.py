@@ -259,7 +259,7 @@ class Driver(ABC):
         del limit
         return []
 
-    def bury(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
+    def dead_letter(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
         """Move a held message to a dead-letter queue, where the driver does that. Never raises.
 
         *about* (``task`` and ``id``) is stored with the letter: not every message contains them.
@@ -268,7 +268,7 @@ class Driver(ABC):
         broker that cannot move a message in one step there may be two, but there is never none.
         """
         del tag, queue, about
-        raise self._unsupported("bury")
+        raise self._unsupported("dead_letter")
 
     def dead_letters(self) -> DeadLetters:
         """Return the dead-letter queues, where the driver has them."""

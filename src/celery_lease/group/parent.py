@@ -57,10 +57,10 @@ class Parent:
             logger.info("got %s", number.name)
             self._carry_out(self._plan.on_signal(number, self._clock.now()))
         for pid, code in processes.reap():
-            self._bury(pid, code)
+            self._reap(pid, code)
         self._carry_out(self._plan.on_time(self._clock.now()))
 
-    def _bury(self, pid: int, code: int) -> None:
+    def _reap(self, pid: int, code: int) -> None:
         name = self._names.pop(pid, None)
         if name is None:
             logger.debug("reaped orphan %d", pid)

@@ -89,7 +89,7 @@ class Shim:
         ready = select.select([self._task.fileno(), self._news], [], [], seconds)[0]
         with suppress(BlockingIOError):
             os.read(self._news, 4096)
-        self._bury()
+        self._reap()
         if self._task.fileno() not in ready:
             return None
         try:
@@ -97,7 +97,7 @@ class Shim:
         except OSError:
             return b""
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         """Reap orphans that have ended, but not the command, whose status is read elsewhere."""
         with suppress(ChildProcessError):
             while _LINUX and (
@@ -146,7 +146,7 @@ class Shim:
             select.select([self._news], [], [], GONE_LOOK)
             with suppress(BlockingIOError):
                 os.read(self._news, 4096)
-            self._bury()
+            self._reap()
 
     def _send(self, command: subprocess.Popen[bytes], number: int) -> None:
         """Send a signal to the command's own group, or, if others are in it, to the command."""

@@ -54,7 +54,7 @@ def log_start(consumer: Consumer, policies: Policies, loaded: Settings) -> None:
     modes = {str(policy.mode) for policy in found.values()}
     runtime = runtime_of(consumer)
     covered = len(policies.covered)
-    buries = runtime is not None and runtime.leases.dead_letter_queue_of is not None
+    dead_letters = runtime is not None and runtime.leases.dead_letter_queue_of is not None
     logger.info(
         "leases for %d %s: lease_mode %s, lease_extension %s s, broker %s, dead-letter queue %s%s",
         len(found),
@@ -62,7 +62,7 @@ def log_start(consumer: Consumer, policies: Policies, loaded: Settings) -> None:
         "/".join(sorted(modes)) or str(loaded.policy.mode),
         "/".join(sorted(extensions, key=float)) or plain(loaded.policy.extension),
         compat.broker_of(consumer),
-        loaded.dead_letter_queue if buries else "of the broker's own",
+        loaded.dead_letter_queue if dead_letters else "of the broker's own",
         f", by lease_tasks: {covered}" if covered else "",
     )
 

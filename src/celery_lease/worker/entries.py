@@ -34,7 +34,7 @@ class Ending(StrEnum):
     LOST = "lost"
     PROCESS_DIED = "process died"  #: its task's process died
     STALLED = "stalled"  #: its task was silent for too long, and was ended or disowned
-    BURIED = "dead-lettered"
+    DEAD_LETTERED = "dead-lettered"
     PARKED = "parked"  #: its exclusive key was busy when its task was about to start
     DROPPED = "dropped"  #: revoked, because its exclusive key was busy
     REPLACED = "replaced"  #: revoked, because another task waits in its place

@@ -36,7 +36,7 @@ def health_server(seen: Telemetry, loaded: Settings) -> HealthServer | None:
         return None
 
 
-def bury_malformed(message: Any) -> str | None:
+def dead_letter_malformed(message: Any) -> str | None:
     """Move a malformed message to a dead-letter queue; return its name, or None if it failed."""
     lease = getattr(message, "lease", None)
-    return None if lease is None else lease.leases.bury_malformed(lease.tag)
+    return None if lease is None else lease.leases.dead_letter_malformed(lease.tag)

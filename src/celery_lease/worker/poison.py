@@ -50,14 +50,14 @@ def refuse(lease: Lease, dead_letter_queue_of: Callable[[str], str] | None) -> N
         raise TooManyDeliveries(lease.task_id, claim.losses, queue)
 
 
-def bury(request: Request, lease: LeaseHandle, exc: TooManyDeliveries) -> bool:
+def dead_letter(request: Request, lease: LeaseHandle, exc: TooManyDeliveries) -> bool:
     """Move a request's message to its dead-letter queue and fail its task.
 
     Returns:
         Whether that was done. If not, another worker holds the message, or the broker did not
         answer and the message comes back when its lease expires.
     """
-    answer = lease.leases.bury(lease.tag, exc.queue)
+    answer = lease.leases.dead_letter(lease.tag, exc.queue)
     if answer is Answer.HELD:
         extra = lease.fields(request)
         logger.error("%s; see: celery -A APP lease dead show %s", exc, exc.task_id, extra=extra)

@@ -374,18 +374,18 @@ class LeaseRegistry(EntryTable):
         ending = Ending.LOST if lost else Ending.HANDED_BACK
         self.requeue([tag], orderly=not lost, ending=ending)
 
-    def bury(self, tag: str, queue: str) -> Answer:
+    def dead_letter(self, tag: str, queue: str) -> Answer:
         """Move a message to a dead-letter queue; its lease ends here with any answer."""
-        entry = self._take(tag, State.COMPLETED, Ending.BURIED)
+        entry = self._take(tag, State.COMPLETED, Ending.DEAD_LETTERED)
         if entry is None:
             return Answer.LOST
         # The id of a foreign client may hold half a surrogate pair or NUL, which brokers refuse.
         task_id = entry.lease.task_id.encode(errors="replace").decode().replace("\0", "")
         about = {"task": entry.lease.name, "id": task_id}
-        answer = self.driver.bury(tag, queue, about)
-        return self.driver.bury(tag, queue, about) if answer is Answer.UNKNOWN else answer
+        answer = self.driver.dead_letter(tag, queue, about)
+        return self.driver.dead_letter(tag, queue, about) if answer is Answer.UNKNOWN else answer
 
-    def bury_malformed(self, tag: str) -> str | None:
+    def dead_letter_malformed(self, tag: str) -> str | None:
         """Move a malformed message to a dead-letter queue; return its name, or None if it failed.
 
         If the broker did not answer, the message comes back when its lease expires.
@@ -395,7 +395,7 @@ class LeaseRegistry(EntryTable):
         if entry is None or self.dead_letter_queue_of is None:
             return None
         queue = self.dead_letter_queue_of(entry.lease.claim.queue)
-        return queue if self.bury(tag, queue) is Answer.HELD else None
+        return queue if self.dead_letter(tag, queue) is Answer.HELD else None
 
     def process_ended(self, tag: str, cause: object) -> None:
         """Store the cause of a process's end under its task; log it, unless it was a time limit."""

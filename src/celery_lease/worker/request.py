@@ -109,7 +109,7 @@ class LeasedRequest(Request):
         try:
             ticket = lease.leases.start(lease.tag)
         except TooManyDeliveries as exc:
-            if not poison.bury(self, lease, exc):
+            if not poison.dead_letter(self, lease, exc):
                 self._drop(lease)
             raise TaskRevokedError(self.id) from None
         except BoardFull:

@@ -98,7 +98,7 @@ class Runtime:
         consumer, driver = self._consumer, brokers.driver(channel)
         worker_id = f"{consumer.hostname}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         driver.serve(worker_id)
-        buries = driver.capabilities.buries
+        dead_letters = driver.capabilities.dead_letters
         return LeaseRegistry(
             driver,
             consumer.controller.lease_board,  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ class Runtime:
             worker_id,
             self._policies,
             accept=compat.accepted(consumer.app),
-            dead_letter_queue_of=self._loaded.dead_letter_queue_of if buries else None,
+            dead_letter_queue_of=self._loaded.dead_letter_queue_of if dead_letters else None,
             loop_is_task=self.pool.in_loop,
             publishes=self._loaded.publish_progress is not None,
             withdraw_plain=lambda message: compat.withdraw_plain(consumer, message),
@@ -139,7 +139,7 @@ class Runtime:
         consumer = self._consumer
         bound_end(consumer, SILENCE, self.pool.leave)
         shutdown_patches.note_restarts()
-        outlive(consumer, parts.bury_malformed)
+        outlive(consumer, parts.dead_letter_malformed)
         flatten(consumer.controller)  # type: ignore[attr-defined]
         shutdown_patches.tame_cold_shutdown(
             consumer, self.leases, self.shutdown, self.ask_to_stop, self.pool

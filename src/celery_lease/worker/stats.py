@@ -88,7 +88,7 @@ class LeaseStats(Stats):
         facts = {name: value for name, value in why.items() if name != "stack"}
         self._emit(ENDED_EVENT, lease, ending=str(ending), **facts)
         if self.trail is not None:
-            failed = ending.is_loss or ending is Ending.BURIED
+            failed = ending.is_loss or ending is Ending.DEAD_LETTERED
             self.trail.ended(lease, str(ending), label(ending) if failed else "")
 
     def parked(self, name: str, task_id: str, queue: str, key: str, by: str) -> None:

@@ -52,7 +52,7 @@ class AmqpDriver(Driver):
         confirms=False,
         granularity=0.0,
         reports_losses=False,
-        buries=True,
+        dead_letters=True,
         drops=True,
         outlives=False,
     )
@@ -256,7 +256,7 @@ class AmqpDriver(Driver):
                 del self._deliveries[tag]
         return tags
 
-    def bury(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
+    def dead_letter(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
         """Leave a message to its queue's dead-letter exchange, if it has one.
 
         Otherwise copy it to a dead-letter queue, and acknowledge it after RabbitMQ's confirmation.

@@ -56,9 +56,9 @@ _MAKE = """
             COMMENT ON TABLE {target} IS {comment};
         END IF;
     END $$"""
-#: Takes the values of :func:`burial`; returns whether the letter is in the dead-letter queue now,
+#: Takes the values of :func:`move`; returns whether the letter is in the dead-letter queue now,
 #: perhaps by a call that was not answered, and whether the row is in its own queue.
-_BURY = """
+_MOVE = """
     WITH free AS (
         SELECT msg_id FROM {source} WHERE msg_id = %s AND read_ct = %s AND last_read_at = %s
         AND vt > 'epoch' FOR UPDATE SKIP LOCKED
@@ -114,13 +114,13 @@ def note(queue: str) -> sql.Composed:
     return _format(_NOTE, source=table(queue))
 
 
-def burial(queue: str, dead: str) -> sql.Composed:
+def move(queue: str, dead: str) -> sql.Composed:
     """Return the statement that moves a delivery from a *queue* to another.
 
     It takes id, count and time read, tag, the queue's name, the letter's ``about`` as JSON, and
     again tag, id, count and time read.
     """
-    return _format(_BURY, source=table(queue), target=table(dead))
+    return _format(_MOVE, source=table(queue), target=table(dead))
 
 
 class PgmqDeadLetters:

@@ -57,7 +57,7 @@ class PgmqDriver(VirtualDriver):
     """Leases in one database. Thread-safe; not for use across a fork."""
 
     capabilities = Capabilities(
-        extends=True, fences=True, confirms=True, granularity=1e-6, buries=True, records=True
+        extends=True, fences=True, confirms=True, granularity=1e-6, dead_letters=True, records=True
     )
     channel_class = Leasing
     visibility_timeout = 1800.0
@@ -158,13 +158,13 @@ class PgmqDriver(VirtualDriver):
                 self._note(Delivery.parse(tag), why)
         return self._ask(Act.HAND_BACK if orderly else Act.RELEASE, _asks(tags), ANSWER_TIMEOUT)
 
-    def bury(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
+    def dead_letter(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
         """Move a message to a dead-letter queue, which is created if it is missing."""
         delivery, target = Delivery.parse(tag), self._names(queue)
         row = [delivery.msg_id, delivery.read_ct, delivery.read_at]
         try:
             self._run(dead.make(target))
-            statement = dead.burial(delivery.queue, target)
+            statement = dead.move(delivery.queue, target)
             values = [tag, delivery.queue, json.dumps(dict(about or {}))]
             ((there, left),) = self._run(statement, *row, *values, tag, *row)
         except (psycopg.Error, OSError) as exc:

@@ -212,7 +212,7 @@ class Arrivals:
         except Exception:
             if self._popped is None or self._is_readable(self._popped[1]):
                 raise
-            self._set_aside(*self._popped)
+            self._store_unreadable(*self._popped)
             raise Empty from None
         else:
             if self._popped is not None:  # its consumer is no_ack
@@ -238,10 +238,10 @@ class Arrivals:
             return False
         return True
 
-    def _set_aside(self, key: bytes, text: bytes) -> None:
+    def _store_unreadable(self, key: bytes, text: bytes) -> None:
         name = f"{self._channel.global_keyprefix}{bytes_to_str(key)}{SUFFIX}"
         try:
-            self._driver.set_aside(name, text)
+            self._driver.store_unreadable(name, text)
         except OSError as exc:
             # The log is the only place left.
             logger.critical("unreadable text of %r could not be moved: %s: %r", key, exc, text)

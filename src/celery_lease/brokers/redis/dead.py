@@ -34,7 +34,9 @@ class RedisDeadLetters:
     def queues(self, likely: Sequence[str] = ()) -> list[str]:
         """Return the names of the dead-letter queues that are not empty."""
         del likely
-        names: Any = self._driver.call(lambda client: client.smembers(self._driver.keys.graveyards))
+        names: Any = self._driver.call(
+            lambda client: client.smembers(self._driver.keys.dead_letter_queues)
+        )
         return sorted(map(bytes_to_str, names))
 
     def letters(self, queue: str) -> Iterator[DeadLetter]:
@@ -63,7 +65,9 @@ class RedisDeadLetters:
 
     def _move(self, letter: DeadLetter, target: str, text: str) -> bool:
         source = self._driver.keys.prefix + letter.queue
-        return self._driver.exhume(letter.queue, source, target or source, letter.text, text)
+        return self._driver.move_dead_letter(
+            letter.queue, source, target or source, letter.text, text
+        )
 
 
 def _correlation(payload: Mapping[str, Any]) -> str:

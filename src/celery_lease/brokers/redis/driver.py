@@ -66,7 +66,7 @@ class RedisDriver(VirtualDriver):
         confirms=True,
         granularity=0.0,
         reaps=True,
-        buries=True,
+        dead_letters=True,
         records=True,
         checkpoints=True,
         keys=True,
@@ -326,11 +326,11 @@ class RedisDriver(VirtualDriver):
         except Exception as exc:
             raise OSError(f"expired leases not read: {exc}") from exc
 
-    def bury(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
+    def dead_letter(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
         """Move a message to a dead-letter queue."""
-        keys = [*self.keys.claims, self.keys.refusals, self.keys.graveyards]
+        keys = [*self.keys.claims, self.keys.refusals, self.keys.dead_letter_queues]
         return self._ask(
-            "bury", keys, [tag, self.keys.prefix + queue, queue, json.dumps(about or {})], 1
+            "dead_letter", keys, [tag, self.keys.prefix + queue, queue, json.dumps(about or {})], 1
         )[0]
 
     def dead_letters(self) -> RedisDeadLetters:
@@ -345,14 +345,16 @@ class RedisDriver(VirtualDriver):
         """Return the full keys of a queue's lists, the one that is read first in front."""
         return self._plain.keys_of(queue)
 
-    def exhume(self, queue: str, source: str, target: str, letter: bytes, text: str) -> bool:
+    def move_dead_letter(
+        self, queue: str, source: str, target: str, letter: bytes, text: str
+    ) -> bool:
         """Move a letter from a dead-letter queue's key to another, or delete it if *text* is empty.
 
         Raises:
             redis.RedisError: There was no answer; it may or may not have been done.
         """
-        keys = [self.keys.index, self.keys.unacked, self.keys.graveyards, source, target]
-        return bool(self._run("exhume", keys, [queue, letter, text]))
+        keys = [self.keys.index, self.keys.unacked, self.keys.dead_letter_queues, source, target]
+        return bool(self._run("move_dead_letter", keys, [queue, letter, text]))
 
     def call(self, command: Callable[[redis.Redis], T]) -> T:
         """Run a *command* with a client.
@@ -362,7 +364,7 @@ class RedisDriver(VirtualDriver):
         """
         return self._lines.call(command)
 
-    def set_aside(self, key: str, text: bytes) -> None:
+    def store_unreadable(self, key: str, text: bytes) -> None:
         """Append an unreadable text to a list beside its queue's.
 
         Raises:

@@ -54,6 +54,6 @@ class Keys:
         return f"{self.unacked}.parked"
 
     @property
-    def graveyards(self) -> str:
+    def dead_letter_queues(self) -> str:
         """The set of the names of dead-letter queues."""
         return f"{self.unacked}.dead"

@@ -261,7 +261,7 @@ def _of_records(keys: Keys, channel: Any, *, by_hand: bool) -> Iterator[Command]
     yield from _on(keys.bell, BELL)
     yield from _on(keys.bell_of("x"), BELL)
     yield from _on(keys.watcher_of("x"), WATCHER)
-    yield from _on(keys.graveyards, NAMES)
+    yield from _on(keys.dead_letter_queues, NAMES)
     for line in ("holders", "parked"):
         yield from _on(f"{unacked}.{line}.x", LINE)
     yield from _on(keys.parked, COUNTS)
@@ -272,7 +272,7 @@ def _of_records(keys: Keys, channel: Any, *, by_hand: bool) -> Iterator[Command]
     yield from _on(f"{keys.prefix}_kombu.binding_deadlines", DEADLINES)
     if by_hand:
         yield from _on(claims, HASH_BY_HAND)
-        yield from _on(keys.graveyards, NAMES_BY_HAND)
+        yield from _on(keys.dead_letter_queues, NAMES_BY_HAND)
         yield ("INFO",)
 
 

@@ -14,11 +14,11 @@ NAMES = (
     "adopt",
     "arrive",
     "begin",
-    "bury",
+    "dead_letter",
     "claim",
     "complete",
     "due",
-    "exhume",
+    "move_dead_letter",
     "extend",
     "requeue",
     "leave",
@@ -31,7 +31,7 @@ NAMES = (
 #: and otherwise begins with the same command; the second is not needed on a full server.
 _IDLE = frozenset({"arrive", "leave"})
 #: Files that are put in front of the scripts that use them, in this order.
-_RESTORING = frozenset({"bury", "requeue", "reap", "unclaim"})
+_RESTORING = frozenset({"dead_letter", "requeue", "reap", "unclaim"})
 _EXCLUSIVE = frozenset({"claim", "complete", "take"}) | _RESTORING
 _SHARED = {
     "record": frozenset({"adopt", "arrive"}) | _EXCLUSIVE,

@@ -84,7 +84,7 @@ class SqsDriver(VirtualDriver):
         confirms=False,
         granularity=1.0,
         reports_losses=False,
-        buries=True,
+        dead_letters=True,
     )
     channel_class = Leasing
     label = "SQS"
@@ -232,7 +232,7 @@ class SqsDriver(VirtualDriver):
             self.queues.refresh()
         return []
 
-    def bury(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
+    def dead_letter(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
         """Copy a message to a dead-letter queue, which is created if needed, and then delete it."""
         receipt = self.receipts.good(tag, self._clock.now())
         if receipt is None:

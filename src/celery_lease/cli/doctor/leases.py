@@ -29,7 +29,9 @@ def check(case: Case) -> Iterator[Finding]:
     try:
         if driver.capabilities.reaps:
             yield _overdue(case, driver)
-        if driver.capabilities.buries and case.loaded:  # without settings their names are unknown
+        if (
+            driver.capabilities.dead_letters and case.loaded
+        ):  # without settings their names are unknown
             yield _dead(case, driver)
     finally:
         driver.close()

@@ -17,7 +17,7 @@ For a test module of the driver's own package, which provides the broker::
     the driver returns expired leases, of any holder.
 ``tells``
     losses are distinguished from orderly returns.
-``buries``
+``dead_letters``
     it moves messages to dead-letter queues.
 ``outlives``
     leases outlive the channel by which their message came.

@@ -119,8 +119,8 @@ def test_every_method_is_there_and_raises_but_one_error(bench: Bench, desk: Desk
     assert driver.drop([first.claim.tag]) == [Answer.HELD]
     assert driver.drop([first.claim.tag]) == [Answer.LOST]
     for is_able, operation, arguments in (
-        (can.buries, "bury", (second.claim.tag, "q-dead")),
-        (can.buries, "dead_letters", ()),
+        (can.dead_letters, "dead_letter", (second.claim.tag, "q-dead")),
+        (can.dead_letters, "dead_letters", ()),
         (can.records, "records", ()),
     ):
         if is_able:
@@ -129,7 +129,7 @@ def test_every_method_is_there_and_raises_but_one_error(bench: Bench, desk: Desk
         with pytest.raises(UnsupportedOperation) as refused:
             getattr(driver, operation)(*arguments)
         assert f"{operation}()" in str(refused.value)
-    assert driver.complete([second.claim.tag]) == [Answer.LOST if can.buries else Answer.HELD]
+    assert driver.complete([second.claim.tag]) == [Answer.LOST if can.dead_letters else Answer.HELD]
     assert driver.requeue([second.claim.tag], orderly=True, front=True) == [Answer.LOST]
 
 
@@ -189,7 +189,7 @@ def test_reapers_that_sweep_at_once_return_each_message_once(bench: Bench) -> No
         assert bench.waiting() == 60
 
 
-@pytest.mark.needs("buries")
+@pytest.mark.needs("dead_letters")
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
 def test_a_dead_letter_tells_its_task_whatever_its_message_is(
     bench: Bench, desk: Desk, serializer: str
@@ -199,7 +199,7 @@ def test_a_dead_letter_tells_its_task_whatever_its_message_is(
     (message,) = desk.receive()
     dead = f"q.{uuid.uuid4().hex[:8]}"
     about = {"task": "proj.long", "id": "an id"}
-    assert desk.driver.bury(message.claim.tag, dead, about) is Answer.HELD
+    assert desk.driver.dead_letter(message.claim.tag, dead, about) is Answer.HELD
     letters = desk.driver.dead_letters()
     (letter,) = letters.letters(dead)
     assert (letter.task, letter.task_id) == ("proj.long", "an id")
@@ -209,7 +209,7 @@ def test_a_dead_letter_tells_its_task_whatever_its_message_is(
     assert again.payload == {"task": "proj.long", "id": "an id"}
 
 
-@pytest.mark.needs("buries")
+@pytest.mark.needs("dead_letters")
 def test_a_dead_letter_keeps_what_was_known_of_its_losses(bench: Bench, desk: Desk) -> None:
     """It has each loss once, as many as fit; a replayed message has fresh counters."""
     options: dict[str, Any] = {"headers": {"id": "an id"}, "correlation_id": "an id"}
@@ -226,7 +226,7 @@ def test_a_dead_letter_keeps_what_was_known_of_its_losses(bench: Bench, desk: De
         assert [each["cause"] for each in desk.driver.records().losses(again.claim.tag)] == [
             "SIGSEGV"
         ]
-    assert desk.driver.bury(again.claim.tag, dead, {"id": "an id"}) is Answer.HELD
+    assert desk.driver.dead_letter(again.claim.tag, dead, {"id": "an id"}) is Answer.HELD
     letters = desk.driver.dead_letters()
     (letter,) = letters.letters(dead)
     (loss,) = letter.history
@@ -234,6 +234,6 @@ def test_a_dead_letter_keeps_what_was_known_of_its_losses(bench: Bench, desk: De
     assert (loss["token"], loss["deliveries"]) == (message.claim.token, 1)
     assert (loss["reason"], loss["since"] <= loss["ended"]) == ("given up", True)
     assert letters.retry(letter) is True
-    assert desk.driver.bury(desk.receive()[0].claim.tag, dead) is Answer.HELD
+    assert desk.driver.dead_letter(desk.receive()[0].claim.tag, dead) is Answer.HELD
     (letter,) = letters.letters(dead)
     assert letter.history == ()
