@@ -19,7 +19,7 @@ from kombu import Connection
 
 from celery_lease import board as beatboard, brokers
 from celery_lease.board import Board
-from celery_lease.brokers.redis.attempt import Attempt
+from celery_lease.brokers.redis.delivery import Delivery
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.delivery import Answer, Claim, Terms
 from celery_lease.core.lease import Lease
@@ -133,25 +133,25 @@ def _beat(leases: LeaseRegistry) -> None:
 def _claimed(driver: Any, leases: LeaseRegistry, count: int) -> Iterator[LeaseEntry]:
     """Claim as a channel does, with the calls in pipelines."""
     for start in range(0, count, AT_ONCE):
-        attempts = [_attempt() for _ in range(min(AT_ONCE, count - start))]
-        asked_at, tokens = leases.clock.now(), _claim(driver, attempts)
-        for attempt, token in zip(attempts, tokens, strict=True):
-            yield _held(leases, attempt, int(token), asked_at)
+        deliveries = [_delivery() for _ in range(min(AT_ONCE, count - start))]
+        asked_at, tokens = leases.clock.now(), _claim(driver, deliveries)
+        for delivery, token in zip(deliveries, tokens, strict=True):
+            yield _held(leases, delivery, int(token), asked_at)
 
 
-def _attempt() -> Attempt:
+def _delivery() -> Delivery:
     tag = f"{random.getrandbits(128):032x}#{random.getrandbits(48):012x}"
     payload = f'{{"lease": "000001:000001", "body": "{PAYLOAD}"}}'
-    return Attempt(tag, "celery", payload, ', "celery", "celery"]', "celery", 1, 0)
+    return Delivery(tag, "celery", payload, ', "celery", "celery"]', "celery", 1, 0)
 
 
-def _claim(driver: Any, attempts: Sequence[Attempt]) -> list[Any]:
+def _claim(driver: Any, deliveries: Sequence[Delivery]) -> list[Any]:
     keys = [*driver.keys.claims, driver.keys.token, driver.keys.refusals]
     terms = Terms(seconds=POLICY.extension, about={"task": "growth.work", "worker": "growth"})
 
     def command(client: Any) -> list[Any]:
         with client.pipeline(transaction=False) as pipe:
-            for each in attempts:
+            for each in deliveries:
                 text = f"[{each.payload}{each.suffix}"
                 args = [each.tag, text, terms.seconds, each.record(terms)]
                 driver._scripts["claim"](keys=keys, args=args, client=pipe)
@@ -160,17 +160,17 @@ def _claim(driver: Any, attempts: Sequence[Attempt]) -> list[Any]:
     return list(driver.call(command))
 
 
-def _held(leases: LeaseRegistry, attempt: Attempt, token: int, asked_at: float) -> LeaseEntry:
+def _held(leases: LeaseRegistry, delivery: Delivery, token: int, asked_at: float) -> LeaseEntry:
     claim = Claim(
-        tag=attempt.tag,
+        tag=delivery.tag,
         token=token,
-        queue=attempt.queue,
+        queue=delivery.queue,
         deliveries=1,
         losses=0,
         asked_at=asked_at,
         seconds=POLICY.extension,
     )
-    lease = Lease(claim, POLICY, task_id=attempt.tag, name="growth.work")
+    lease = Lease(claim, POLICY, task_id=delivery.tag, name="growth.work")
     lease.start(leases.clock.now())
     # Tasks do not begin all at once: neither do their extensions come due all at once.
     lease.extended_at = asked_at - random.uniform(0.0, POLICY.interval)

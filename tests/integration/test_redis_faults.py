@@ -79,13 +79,13 @@ class Claiming:
 
         self.desk.driver.claim = held_claim
         eventually(self._gave_up, what="claim given up")
-        self.attempts = self.desk.holder.attempts
+        self.not_claimed = self.desk.holder.not_claimed
         self.near = Bench(server.url()).desk("elsewhere")  # around the proxy
         self.client = server.client()
 
     def _gave_up(self) -> bool:
         self.desk.turn(0.1)
-        return bool(self.desk.holder.attempts)
+        return bool(self.desk.holder.not_claimed)
 
     def arrives(self) -> None:
         """Let the server see the claim now."""
@@ -127,7 +127,7 @@ def claiming(
 @both_servers
 def test_a_claim_that_arrives_after_its_message_went_back_is_not_made(claiming: Claiming) -> None:
     """The message is in its queue, and the late claim must not take it out of nowhere again."""
-    assert claiming.near.driver.return_unclaimed(claiming.attempts) == [Answer.HELD]
+    assert claiming.near.driver.return_unclaimed(claiming.not_claimed) == [Answer.HELD]
     assert claiming.is_back_once()
     claiming.arrives()
     assert always(claiming.is_back_once, during=0.3)
@@ -137,7 +137,7 @@ def test_a_claim_that_was_made_unheard_is_undone(claiming: Claiming) -> None:
     """The message goes back from under its lease, and the delivery was no loss."""
     claiming.arrives()
     assert claiming.client.hlen("unacked") == 1
-    assert claiming.near.driver.return_unclaimed(claiming.attempts) == [Answer.HELD]
+    assert claiming.near.driver.return_unclaimed(claiming.not_claimed) == [Answer.HELD]
     assert claiming.is_back_once()
     assert claiming.client.lrange("q", 0, 0)[0].startswith(b'{"lease": "000001:000000"')  # type: ignore[index]
 
@@ -145,10 +145,10 @@ def test_a_claim_that_was_made_unheard_is_undone(claiming: Claiming) -> None:
 def test_a_message_goes_back_once_however_often_that_is_asked(claiming: Claiming) -> None:
     """A return that was done but not answered is asked again, before and after the claim."""
     for _ in range(2):
-        assert claiming.near.driver.return_unclaimed(claiming.attempts) == [Answer.HELD]
+        assert claiming.near.driver.return_unclaimed(claiming.not_claimed) == [Answer.HELD]
     assert claiming.is_back_once()
     claiming.arrives()
-    assert claiming.near.driver.return_unclaimed(claiming.attempts) == [Answer.HELD]
+    assert claiming.near.driver.return_unclaimed(claiming.not_claimed) == [Answer.HELD]
     assert claiming.is_back_once()
 
 
@@ -156,19 +156,19 @@ def test_a_message_goes_back_once_however_often_that_is_asked(claiming: Claiming
 def test_a_claim_that_was_made_and_reaped_is_not_undone_again(claiming: Claiming) -> None:
     """Its lease expired before its asker came back: a reaper has already returned the message."""
     claiming.arrives()
-    (tag,) = [attempt.tag for attempt in claiming.attempts]
+    (tag,) = [delivery.tag for delivery in claiming.not_claimed]
     claiming.near.driver.extend([Renewal(tag, 0.001)], timeout=1.0)
     eventually(lambda: claiming.near.driver.reap(limit=10))
-    assert claiming.near.driver.return_unclaimed(claiming.attempts) == [Answer.HELD]
+    assert claiming.near.driver.return_unclaimed(claiming.not_claimed) == [Answer.HELD]
     assert claiming.is_back_once()
 
 
 def test_a_claim_that_was_made_and_swept_by_kombu_is_not_undone_again(claiming: Claiming) -> None:
     """The same, but a plain worker's sweep was faster."""
     claiming.arrives()
-    (tag,) = [attempt.tag for attempt in claiming.attempts]
+    (tag,) = [delivery.tag for delivery in claiming.not_claimed]
     claiming.near.channel.qos.restore_by_tag(tag)
-    assert claiming.near.driver.return_unclaimed(claiming.attempts) == [Answer.HELD]
+    assert claiming.near.driver.return_unclaimed(claiming.not_claimed) == [Answer.HELD]
     assert claiming.is_back_once()
 
 

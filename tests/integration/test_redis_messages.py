@@ -365,7 +365,7 @@ def test_a_message_that_comes_as_the_window_shrinks_goes_back_at_once(
     desk, other = bench.desk(prefetch=2), bench.desk()
     desk.holder.leases = lambda _: leased
     assert bodies(desk.receive()) == ["first"]
-    eventually(lambda: desk.turn(0.01) or desk.channel.qos.arrivals.is_waiting, what="it waits")
+    eventually(lambda: desk.turn(0.01) or desk.channel.qos.receiver.is_waiting, what="it waits")
     if stops:
         desk.holder.backlogged = True
     else:
@@ -401,16 +401,16 @@ def test_a_message_that_was_not_claimed_takes_no_place_in_the_window(bench: Benc
     desk = bench.desk(prefetch=1)
     claim, failed = desk.driver.claim, []
 
-    def fail_once(attempt: Any, *args: Any) -> Any:
+    def fail_once(delivery: Any, *args: Any) -> Any:
         if not failed:
-            failed.append(attempt)
+            failed.append(delivery)
             return None
-        return claim(attempt, *args)
+        return claim(delivery, *args)
 
     desk.driver.claim = fail_once
     bench.publish("a", "b")
     assert bodies(desk.receive()) == ["b"]
-    assert desk.holder.attempts == failed
+    assert desk.holder.not_claimed == failed
     assert desk.receives_nothing(0.3)
     assert desk.driver.return_unclaimed(failed) == [Answer.HELD]
     assert bench.waiting() == 1

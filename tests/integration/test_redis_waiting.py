@@ -51,7 +51,7 @@ def client(server: RedisServer, bench: Bench) -> Iterator[redis.Redis]:
 
 def step(desk: Desk) -> Step:
     """Return what a consumer does."""
-    standing = desk.channel.qos.arrivals._standing
+    standing = desk.channel.qos.receiver._standing
     is_asking = bool(desk.channel._in_poll)
     step: Step = standing._step
     return step if is_asking or step is Step.REST else Step.LOOK
@@ -242,9 +242,9 @@ def test_lost_connections_are_made_again_and_what_they_told_is_told(
     """That on which news come is as good as lost with the other one, and by itself."""
     desk = bench.desk()
     settle(desk)
-    watch = desk.channel.qos.arrivals._standing._watch
+    watch = desk.channel.qos.receiver._standing._watch
     client.client_kill_filter(_id=str(_id_of(client, watch.connection)))
-    eventually(lambda: desk.turn(0.01) or desk.channel.qos.arrivals._standing._watch is not watch)
+    eventually(lambda: desk.turn(0.01) or desk.channel.qos.receiver._standing._watch is not watch)
     settle(desk)
     began = time.monotonic()
     bench.publish("a")
@@ -272,7 +272,7 @@ def test_a_user_that_may_not_be_told_looks_for_messages(
         looks, told = poor.desk(), rich.desk()
         with caplog.at_level(logging.INFO, "celery_lease"):
             settle(told)
-            eventually(lambda: looks.turn(0.01) or looks.channel.qos.arrivals.polls)
+            eventually(lambda: looks.turn(0.01) or looks.channel.qos.receiver.polls)
             for number in range(6):
                 rich.publish(number)
                 assert bodies(served(looks, told).receive()) == [number]

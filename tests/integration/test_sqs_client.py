@@ -17,7 +17,7 @@ from kombu import Queue
 from celery_lease import brokers
 from celery_lease.brokers.consumer import lease_consumer
 from celery_lease.brokers.sqs.driver import SqsDriver
-from celery_lease.brokers.sqs.receipts import Arrival
+from celery_lease.brokers.sqs.receipts import ReceivedMessage
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.delivery import Answer, Claim, Renewal, Terms
 from harness.moto_server import REGION, MotoServer
@@ -62,7 +62,7 @@ def receive(moto: MotoServer, driver: SqsDriver, queue: str) -> Claim:
 
 def claim(driver: SqsDriver, queue: str, url: str, message: dict[str, Any]) -> Claim:
     """Claim a message that was received just now."""
-    arrival = Arrival(
+    received = ReceivedMessage(
         handle=message["ReceiptHandle"],
         queue=queue,
         url=url,
@@ -71,7 +71,7 @@ def claim(driver: SqsDriver, queue: str, url: str, message: dict[str, Any]) -> C
         served_at=1_800_000_000,
         sent_ms=None,
     )
-    claimed = driver.claim(arrival, Terms(seconds=20.0), CLOCK.now())
+    claimed = driver.claim(received, Terms(seconds=20.0), CLOCK.now())
     assert claimed is not None
     return claimed
 

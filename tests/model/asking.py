@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from celery_lease.core.delivery import Answer
 
 if TYPE_CHECKING:
-    from celery_lease.brokers.redis.attempt import Attempt
+    from celery_lease.brokers.redis.delivery import Delivery
     from model.lease_model import Text
 
 
@@ -20,7 +20,7 @@ class Disagreement(AssertionError):
 class Asking:
     """A claim that its asker hears nothing of."""
 
-    attempt: Attempt
+    delivery: Delivery
     text: Text
     plain: str  # what kombu would record of it
     seconds: float

@@ -20,7 +20,7 @@ from model.lease_model import ARRIVAL, LISTS, PARKED_FOR, START, LeaseModel, Tex
 from model.stage import VISIBILITY_TIMEOUT, WORKERS
 
 if TYPE_CHECKING:
-    from celery_lease.brokers.redis.attempt import Attempt
+    from celery_lease.brokers.redis.delivery import Delivery
     from celery_lease.brokers.redis.driver import RedisDriver
     from model.stage import Stage
 
@@ -126,10 +126,10 @@ class LeaseMachine(RuleBasedStateMachine):
     ) -> None:
         asking = self.pop(seconds)
         asking.waits, asking.decides = waits, decides
-        self.tags.append(asking.attempt.tag)
+        self.tags.append(asking.delivery.tag)
         self.arrive(asking, worker)
-        if starts and asking.attempt.tag in self.model.records:
-            self.take(worker, asking.attempt.tag)
+        if starts and asking.delivery.tag in self.model.records:
+            self.take(worker, asking.delivery.tag)
 
     @precondition(lambda self: self.model.waiting)
     @rule(worker=workers, seconds=leases, arrives=st.booleans(), fetched=st.booleans())
@@ -190,9 +190,9 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(worker=workers, which=recent)
     def return_unclaimed(self, worker: int, which: int) -> None:
         asking = self.asking[-1 - which % len(self.asking)]
-        attempt = asking.attempt
-        agree("return", self.driver(worker).return_unclaimed([attempt]), [Answer.HELD])
-        self.model.return_unclaimed(attempt.tag, attempt.arrival, asking.text)
+        delivery = asking.delivery
+        agree("return", self.driver(worker).return_unclaimed([delivery]), [Answer.HELD])
+        self.model.return_unclaimed(delivery.tag, delivery.arrival, asking.text)
 
     @precondition(lambda self: not self.plain_holds())
     @precondition(lambda self: any(each.may_be_adopted for each in self.asking))
@@ -200,7 +200,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def a_message_without_a_lease_is_adopted(self, worker: int, which: int) -> None:
         waiting = [each for each in self.asking if each.may_be_adopted]
         asking = waiting[-1 - which % len(waiting)]
-        arrival, message = asking.attempt.arrival, asking.text.message
+        arrival, message = asking.delivery.arrival, asking.text.message
         adopted = self.model.adopt(arrival, asking.text)
         answer = self.driver(worker).adopt(arrival, message, asking.plain)
         agree("adopt", [answer], answers([adopted]))
@@ -211,25 +211,25 @@ class LeaseMachine(RuleBasedStateMachine):
         arrived = self.stage.arrive(self.model.hand_out())
         if arrived is None:
             raise Disagreement("nothing arrives, though there is a message")
-        attempt, plain = arrived
-        return self.asked(attempt, self.model.arrive(attempt.arrival), plain, seconds)
+        delivery, plain = arrived
+        return self.asked(delivery, self.model.arrive(delivery.arrival), plain, seconds)
 
     def fetch(self, seconds: float) -> Asking:
         nonce, place = self.model.hand_out(), self.model.next_place()
         assert place is not None
-        attempt = self.stage.fetch(nonce, place)
-        return self.asked(attempt, self.model.fetch(nonce), "", seconds)
+        delivery = self.stage.fetch(nonce, place)
+        return self.asked(delivery, self.model.fetch(nonce), "", seconds)
 
-    def asked(self, attempt: Attempt, text: Text, plain: str, seconds: float) -> Asking:
+    def asked(self, delivery: Delivery, text: Text, plain: str, seconds: float) -> Asking:
         tag = f"{text.message}#{self.model.nonce:012d}"
-        popped = (attempt.tag, attempt.queue, attempt.deliveries, attempt.losses)
+        popped = (delivery.tag, delivery.queue, delivery.deliveries, delivery.losses)
         home, _ = self.model.homes[text.message]
         agree("popped", popped, (tag, home, text.deliveries + 1, text.losses))
-        return Asking(attempt, text, plain, seconds)
+        return Asking(delivery, text, plain, seconds)
 
     def arrive(self, asking: Asking, worker: int) -> None:
         asking.arrived = True
-        attempt, message = asking.attempt, asking.text.message
+        delivery, message = asking.delivery, asking.text.message
         want = self.model.wants[message]
         exclusive = want and Exclusive(
             key=want.key, limit=want.limit, on_busy=OnBusy(want.busy), decides=asking.decides
@@ -237,10 +237,10 @@ class LeaseMachine(RuleBasedStateMachine):
         terms = Terms(
             seconds=asking.seconds, waits=asking.waits, about={"id": message}, exclusive=exclusive
         )
-        claim = self.driver(worker).claim(attempt, terms, 0.0)
+        claim = self.driver(worker).claim(delivery, terms, 0.0)
         expected = self.model.claim(
-            attempt.tag,
-            attempt.arrival,
+            delivery.tag,
+            delivery.arrival,
             asking.text,
             asking.seconds,
             waits=asking.waits,

@@ -18,7 +18,7 @@ from kombu import Connection, Producer
 from kombu.transport import redis as kombu_redis
 
 from celery_lease.brokers.redis import scripts
-from celery_lease.brokers.redis.attempt import Attempt
+from celery_lease.brokers.redis.delivery import Delivery
 from celery_lease.brokers.redis.driver import RedisDriver
 from celery_lease.brokers.redis.sweeps import ARRIVAL
 from model.lease_model import LISTS, Text
@@ -157,7 +157,7 @@ class Stage:
         with mock.patch.object(self.channel, "_next_delivery_tag", return_value=message):
             self._producer.publish(message, exchange="", routing_key=queue, priority=priority)
 
-    def arrive(self, nonce: int) -> tuple[Attempt, str] | None:
+    def arrive(self, nonce: int) -> tuple[Delivery, str] | None:
         """Take the next message as a consumer that waits; also return what kombu would record."""
         arrival = f"arrival#{nonce}"
         lists = {key: queue for (queue, _), key in self.keys.items()}
@@ -169,18 +169,18 @@ class Stage:
         if reply is None:
             return None
         key, text = map(bytes.decode, reply)
-        return self._attempt(text, nonce, key, arrival), f'[{text}, "", "{lists[key]}"]'
+        return self._delivery(text, nonce, key, arrival), f'[{text}, "", "{lists[key]}"]'
 
-    def fetch(self, nonce: int, place: tuple[str, int]) -> Attempt:
+    def fetch(self, nonce: int, place: tuple[str, int]) -> Delivery:
         """Take the next message of a list as kombu does that is asked for one."""
         text: Any = self.client.rpop(self.keys[place])
-        return self._attempt(text, nonce, self.keys[place], "")
+        return self._delivery(text, nonce, self.keys[place], "")
 
-    def _attempt(self, text: str | bytes, nonce: int, key: str, arrival: str) -> Attempt:
+    def _delivery(self, text: str | bytes, nonce: int, key: str, arrival: str) -> Delivery:
         message = self.channel.Message(json.loads(text), channel=self.channel)
         queue = next(queue for (queue, _), each in self.keys.items() if each == key)
-        attempt = Attempt.of(message, queue, key, arrival)
-        return replace(attempt, tag=f"{message.delivery_tag}#{nonce:012d}")
+        delivery = Delivery.of(message, queue, key, arrival)
+        return replace(delivery, tag=f"{message.delivery_tag}#{nonce:012d}")
 
     def take_plainly(self, queue: str = "q") -> str:
         return str(self.channel.basic_get(queue).delivery_tag)

@@ -51,20 +51,20 @@ def held(stage: Stage, *, losses: int = 0, seconds: float = 10) -> str:
     for nonce in range(losses + 1):
         arrived = stage.arrive(nonce)
         assert arrived is not None
-        attempt = arrived[0]
-        assert stage.drivers[0].claim(attempt, Terms(seconds=seconds), 0.0) is not None
+        delivery = arrived[0]
+        assert stage.drivers[0].claim(delivery, Terms(seconds=seconds), 0.0) is not None
         if nonce < losses:
-            stage.drivers[0].requeue([attempt.tag], orderly=False)
-    return attempt.tag
+            stage.drivers[0].requeue([delivery.tag], orderly=False)
+    return delivery.tag
 
 
 def keyed(stage: Stage, nonce: int, busy: OnBusy = OnBusy.WAIT, **more: Any) -> Any:
     """Take the next message of a task with a key; return what the driver says."""
-    (attempt, _) = stage.arrive(nonce) or pytest.fail("no message")
-    message = attempt.tag.partition("#")[0]
+    (delivery, _) = stage.arrive(nonce) or pytest.fail("no message")
+    message = delivery.tag.partition("#")[0]
     exclusive = Exclusive(key="k", on_busy=busy, decides=more.pop("decides", True))
     terms = Terms(seconds=more.pop("seconds", 10), about={"id": message}, exclusive=exclusive)
-    return stage.drivers[0].claim(attempt, terms, 0.0)
+    return stage.drivers[0].claim(delivery, terms, 0.0)
 
 
 def holder(stage: Stage, **more: Any) -> str:
@@ -92,8 +92,8 @@ def arrive(stage: Stage) -> Callable[[], object]:
 @move
 def claim(stage: Stage) -> Callable[[], object]:
     stage.publish("m")
-    (attempt, _) = stage.arrive(1) or pytest.fail("no message")
-    return lambda: stage.drivers[0].claim(attempt, Terms(seconds=10), 0.0)
+    (delivery, _) = stage.arrive(1) or pytest.fail("no message")
+    return lambda: stage.drivers[0].claim(delivery, Terms(seconds=10), 0.0)
 
 
 @move
@@ -105,23 +105,23 @@ def begin(stage: Stage) -> Callable[[], object]:
 @move
 def adopt(stage: Stage) -> Callable[[], object]:
     stage.publish("m")
-    (attempt, plain) = stage.arrive(1) or pytest.fail("no message")
-    return lambda: stage.drivers[0].adopt(attempt.arrival, "m", plain)
+    (delivery, plain) = stage.arrive(1) or pytest.fail("no message")
+    return lambda: stage.drivers[0].adopt(delivery.arrival, "m", plain)
 
 
 @move
 def unclaim(stage: Stage) -> Callable[[], object]:
     stage.publish("m")
-    (attempt, _) = stage.arrive(1) or pytest.fail("no message")
-    return lambda: stage.drivers[0].return_unclaimed([attempt])
+    (delivery, _) = stage.arrive(1) or pytest.fail("no message")
+    return lambda: stage.drivers[0].return_unclaimed([delivery])
 
 
 @move
 def unclaim_what_was_claimed(stage: Stage) -> Callable[[], object]:
     stage.publish("m")
-    (attempt, _) = stage.arrive(1) or pytest.fail("no message")
-    stage.drivers[0].claim(attempt, Terms(seconds=10), 0.0)
-    return lambda: stage.drivers[0].return_unclaimed([attempt])
+    (delivery, _) = stage.arrive(1) or pytest.fail("no message")
+    stage.drivers[0].claim(delivery, Terms(seconds=10), 0.0)
+    return lambda: stage.drivers[0].return_unclaimed([delivery])
 
 
 @move
@@ -187,9 +187,9 @@ def take(stage: Stage) -> Callable[[], object]:
 def park_when_it_arrives(stage: Stage) -> Callable[[], object]:
     holder(stage)
     stage.publish("m")
-    (attempt, _) = stage.arrive(1) or pytest.fail("no message")
+    (delivery, _) = stage.arrive(1) or pytest.fail("no message")
     terms = Terms(seconds=10, about={"id": "m"}, exclusive=Exclusive(key="k"))
-    return lambda: stage.drivers[0].claim(attempt, terms, 0.0)
+    return lambda: stage.drivers[0].claim(delivery, terms, 0.0)
 
 
 @move

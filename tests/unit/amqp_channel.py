@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import RecoverableConnectionError
 
-from celery_lease.brokers.amqp.delivery import Arrival
+from celery_lease.brokers.amqp.delivery import ReceivedMessage
 from celery_lease.brokers.amqp.limits import Limit
 from celery_lease.core.delivery import Terms
 
@@ -66,7 +66,7 @@ def claim(
     waits: bool = False,
 ) -> Claim:
     """Let a message arrive on a channel."""
-    arrival = Arrival(
+    received = ReceivedMessage(
         channel=channel,
         number=number,
         queue="q",
@@ -76,4 +76,4 @@ def claim(
         redelivered=redelivered,
     )
     terms = Terms(seconds=seconds, waits=waits, about={"id": number})
-    return driver.claim(arrival, terms, clock.now())
+    return driver.claim(received, terms, clock.now())

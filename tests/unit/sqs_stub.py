@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_lease.brokers.sqs.dead import DEAD
 from celery_lease.brokers.sqs.driver import SqsDriver
-from celery_lease.brokers.sqs.receipts import Arrival
+from celery_lease.brokers.sqs.receipts import ReceivedMessage
 from celery_lease.core.delivery import Claim, Terms
 from unit.fakes import FakeClock
 
@@ -98,7 +98,7 @@ class SqsBench:
     ) -> Claim | None:
         """Claim a message that came with a poll sent so many seconds *ago*."""
         now = self.clock.now()
-        arrival = Arrival(
+        received = ReceivedMessage(
             handle=handle,
             queue="q",
             url=url,
@@ -113,4 +113,4 @@ class SqsBench:
                 "Attributes": {"ApproximateReceiveCount": str(receives)},
             },
         )
-        return self.driver.claim(arrival, Terms(seconds=seconds), now)
+        return self.driver.claim(received, Terms(seconds=seconds), now)

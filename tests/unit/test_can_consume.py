@@ -40,7 +40,7 @@ def test_the_holder_is_asked_whoever_wraps_the_question(module: Any, wrapped: st
     if wrapped in {"before", "twice"}:
         wrap(qos, lambda: allowed[0])
     qos.__class__ = module.LeaseQoS
-    qos.holder, qos.arrivals = SimpleNamespace(backlogged=False), mock.Mock()
+    qos.holder, qos.receiver = SimpleNamespace(backlogged=False), mock.Mock()
     if wrapped in {"after", "twice"}:
         wrap(qos, lambda: allowed[1])
     assert qos.can_consume()
@@ -61,10 +61,10 @@ def test_a_reply_under_way_is_read_whatever_anybody_says() -> None:
     channel = SimpleNamespace(_in_poll=object())
     qos.__dict__.update(channel=channel, prefetch_count=0, _delivered={}, _dirty=set())
     qos.__class__ = redis.LeaseQoS
-    qos.holder, qos.arrivals = SimpleNamespace(backlogged=True), mock.Mock()
+    qos.holder, qos.receiver = SimpleNamespace(backlogged=True), mock.Mock()
     wrap(qos, lambda: False)
     assert qos.can_consume()
-    qos.arrivals.step_back.assert_not_called()
+    qos.receiver.step_back.assert_not_called()
     channel._in_poll = None
     assert not qos.can_consume()
-    qos.arrivals.step_back.assert_called_once()  # others are to watch
+    qos.receiver.step_back.assert_called_once()  # others are to watch

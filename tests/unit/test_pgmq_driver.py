@@ -12,7 +12,7 @@ from psycopg import sql
 from celery_lease.brokers.pgmq import connections
 from celery_lease.brokers.pgmq.connections import CONNECTIONS, Connections, NoAnswer
 from celery_lease.brokers.pgmq.driver import PgmqDriver
-from celery_lease.brokers.pgmq.fence import Arrival, Delivery
+from celery_lease.brokers.pgmq.fence import Delivery, ReceivedMessage
 from celery_lease.core.delivery import Answer, Renewal, Terms
 from unit.fakes import FakeClock
 
@@ -64,7 +64,7 @@ def delivery(msg_id: int, queue: str = "q", read_ct: int = 1) -> Delivery:
     return Delivery(queue, msg_id, read_ct, READ_AT)
 
 
-def arrival(**facts: Any) -> Arrival:
+def received(**facts: Any) -> ReceivedMessage:
     """Return a message that was just read."""
     usual = {
         "delivery": delivery(1),
@@ -72,7 +72,7 @@ def arrival(**facts: Any) -> Arrival:
         "terms": Terms(seconds=60),
         "hidden_until": 1e9,
     }
-    return Arrival(**{**usual, **facts})
+    return ReceivedMessage(**{**usual, **facts})
 
 
 def test_each_row_answers_for_its_delivery(driver: PgmqDriver, database: Database) -> None:
@@ -123,7 +123,7 @@ def test_losses_are_earlier_deliveries_without_orderly_returns(
     database.says = lambda _: [(0, 1, 5, True)]
     losses = []
     for headers in (None, {}, {"id": "x"}, {"celery_lease_returns": 3}):
-        (claim,) = driver.claim([arrival(delivery=delivery(1, read_ct=5), headers=headers)])
+        (claim,) = driver.claim([received(delivery=delivery(1, read_ct=5), headers=headers)])
         assert claim is not None
         assert claim.deliveries == 5
         losses.append(claim.losses)
@@ -135,7 +135,7 @@ def test_a_message_read_again_before_its_claim_is_not_taken(
 ) -> None:
     """It is somebody else's."""
     database.says = lambda _: []
-    assert driver.claim([arrival()]) == [None]
+    assert driver.claim([received()]) == [None]
 
 
 def test_an_unanswered_claim_is_provisional_and_no_longer_than_the_reading_hides(
@@ -143,10 +143,10 @@ def test_an_unanswered_claim_is_provisional_and_no_longer_than_the_reading_hides
 ) -> None:
     """And with nothing left of that time, the message is not taken."""
     database.fail(NoAnswer("slow"))
-    (claim,) = driver.claim([arrival(hidden_until=clock.now() + 20)])
+    (claim,) = driver.claim([received(hidden_until=clock.now() + 20)])
     assert claim is not None
     assert (claim.provisional, claim.seconds) == (True, 20)
-    assert driver.claim([arrival(hidden_until=clock.now())]) == [None]
+    assert driver.claim([received(hidden_until=clock.now())]) == [None]
 
 
 class Server:

@@ -204,9 +204,9 @@ class LeaseConsumer:
         """Do nothing: no message here needs a key."""
         del message, queue, by
 
-    def unclaimed(self, attempt: Any) -> None:
+    def unclaimed(self, delivery: Any) -> None:
         """Store a message that could not be leased; the next :meth:`reap` returns it."""
-        self._homeless.append(attempt)
+        self._homeless.append(delivery)
 
     @property
     def backlogged(self) -> bool:

@@ -144,7 +144,7 @@ class Holder(Protocol):
         """Take note that a message waits at the broker for its key, which task *by* holds."""
         ...
 
-    def unclaimed(self, attempt: Any) -> None:
+    def unclaimed(self, delivery: Any) -> None:
         """Return a message whose claim failed or was not answered, as soon as possible."""
         ...
 

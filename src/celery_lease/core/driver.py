@@ -231,13 +231,13 @@ class Driver(ABC):
             why: The facts of the loss, stored where the broker keeps a history.
         """
 
-    def return_unclaimed(self, attempts: Sequence[Any]) -> list[Answer]:
+    def return_unclaimed(self, deliveries: Sequence[Any]) -> list[Answer]:
         """Return messages that were popped from a queue but perhaps never claimed. Never raises.
 
         There are none where every claim succeeds, or where unclaimed messages come back by
         themselves.
         """
-        return [Answer.HELD] * len(attempts)
+        return [Answer.HELD] * len(deliveries)
 
     def reap(self, *, limit: int) -> list[Reaped]:
         """Return up to *limit* expired leases to their queues, where the driver reaps.

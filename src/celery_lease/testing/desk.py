@@ -27,7 +27,7 @@ class Holder:
     seconds: float
     driver: Any = None
     claims: list[Claim] = field(default_factory=list)
-    attempts: list[Any] = field(default_factory=list)
+    not_claimed: list[Any] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     kept: set[str] = field(default_factory=set)
     gone: list[str] = field(default_factory=list)  #: tags that the broker delivered elsewhere
@@ -71,8 +71,8 @@ class Holder:
     def parked(self, message: Any, queue: str, by: str) -> None:
         """Do nothing: no message here needs a key."""
 
-    def unclaimed(self, attempt: Any) -> None:
-        self.attempts.append(attempt)
+    def unclaimed(self, delivery: Any) -> None:
+        self.not_claimed.append(delivery)
 
 
 class Desk:

@@ -237,19 +237,19 @@ class LeaseRegistry(EntryTable):
         log_messages.outran(f"{name}[{task_id}]", held, queue, timeout, begun=begun)
         return begun
 
-    def unclaimed(self, attempt: Any) -> None:
+    def unclaimed(self, delivery: Any) -> None:
         """Return a message whose claim was not confirmed; the keeper repeats that if unanswered."""
         with self.lock:
             self._homeless += 1
-        self.outbox.later(self._return_unclaimed, [attempt])
+        self.outbox.later(self._return_unclaimed, [delivery])
 
     @property
     def backlogged(self) -> bool:
         """Whether to take no more messages: a drain, a stop, a full board, or a failed return."""
         return self._homeless > 0 or not self.intake.is_open or self.board.is_full
 
-    def _return_unclaimed(self, attempts: list[Any]) -> list[Answer]:
-        answers = self.driver.return_unclaimed(attempts)
+    def _return_unclaimed(self, deliveries: list[Any]) -> list[Answer]:
+        answers = self.driver.return_unclaimed(deliveries)
         if Answer.UNKNOWN not in answers:
             with self.lock:
                 self._homeless -= 1

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from amqp import spec
 from amqp.exceptions import PreconditionFailed
 
-from celery_lease.brokers.amqp.delivery import CLOSED, Arrival
+from celery_lease.brokers.amqp.delivery import CLOSED, ReceivedMessage
 from celery_lease.brokers.amqp.frames import guard, spoil
 from celery_lease.brokers.amqp.limits import Limit, consumer_timeout, learn, spends_budget
 from celery_lease.brokers.amqp.plain import PlainMessage, PlainMessages
@@ -221,7 +221,7 @@ class Leasing(LeasingChannel):
             plain = PlainMessage(message, limit, self.lease_clock.now())
             self.plain.put(message.delivery_tag, plain)
             return
-        arrival = Arrival(
+        received = ReceivedMessage(
             channel=self,
             number=message.delivery_tag,
             queue=limit.queue,
@@ -233,7 +233,7 @@ class Leasing(LeasingChannel):
             is_dead_lettered=consumer in self.dead_lettered,
             is_last=self._is_last(message.headers, consumer),
         )
-        claim = self.lease_driver.claim(arrival, terms, self.lease_clock.now())
+        claim = self.lease_driver.claim(received, terms, self.lease_clock.now())
         message.delivery_tag = claim.tag
         self.lease_holder.claimed(claim, message)
 

@@ -22,7 +22,7 @@ CLOSED = (AMQPError, struct.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class ReceivedMessage:
     """A message as it was received, before it is claimed."""
 
     channel: Any

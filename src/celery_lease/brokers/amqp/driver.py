@@ -28,7 +28,7 @@ from celery_lease.core.driver import Driver
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from celery_lease.brokers.amqp.delivery import Arrival
+    from celery_lease.brokers.amqp.delivery import ReceivedMessage
     from celery_lease.brokers.amqp.reader import Reader
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Holder
@@ -133,14 +133,14 @@ class AmqpDriver(Driver):
         """Handle the frames that were read ahead, for a waiting event loop."""
         channels.catch_up(channel)
 
-    def claim(self, arrival: Arrival, terms: Terms, now: float) -> Claim:
+    def claim(self, received: ReceivedMessage, terms: Terms, now: float) -> Claim:
         """Put a message that was received under a lease."""
-        arrival.limit.log_if_short(terms.longest)
+        received.limit.log_if_short(terms.longest)
         token = self._tokens.next()
-        seconds = min(terms.seconds, arrival.limit.seconds)
-        tag = f"{self._name}.{token}.{arrival.number}"
-        name, again = arrival.message_id, arrival.redelivered
-        deliveries = self._counts.count(name, arrival.headers, redelivered=again)
+        seconds = min(terms.seconds, received.limit.seconds)
+        tag = f"{self._name}.{token}.{received.number}"
+        name, again = received.message_id, received.redelivered
+        deliveries = self._counts.count(name, received.headers, redelivered=again)
         losses = self._losses.delivered(
             tag,
             name,
@@ -152,26 +152,26 @@ class AmqpDriver(Driver):
         )
         with self._lock:
             self._deliveries[tag] = Delivery(
-                channel=arrival.channel,
-                number=arrival.number,
-                queue=arrival.queue,
+                channel=received.channel,
+                number=received.number,
+                queue=received.queue,
                 about=terms.about,
                 expiry=now + seconds,
-                raw=arrival.raw,
+                raw=received.raw,
                 deliveries=deliveries,
                 losses=losses,
-                is_dead_lettered=arrival.is_dead_lettered,
-                is_last=arrival.is_last,
+                is_dead_lettered=received.is_dead_lettered,
+                is_last=received.is_last,
             )
         return Claim(
             tag=tag,
             token=token,
-            queue=arrival.queue,
+            queue=received.queue,
             deliveries=deliveries,
             losses=losses,
             asked_at=now,
             seconds=seconds,
-            limit=arrival.limit.seconds,
+            limit=received.limit.seconds,
         )
 
     def extend(self, renewals: Sequence[Renewal], *, timeout: float = 0.0) -> list[Answer]:

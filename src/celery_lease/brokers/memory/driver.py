@@ -27,7 +27,7 @@ COUNTERS = "lease"
 
 
 @dataclass(slots=True, kw_only=True)
-class Held:
+class Delivery:
     """A message that was taken from its queue."""
 
     raw: Mapping[str, Any]
@@ -44,7 +44,7 @@ class Store:
     """The leases of this process."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, Delivery] = {}
         self.tokens = itertools.count(1)
         #: Guards ``held``, ``keys`` and what is in them; taken by any thread, for a moment.
         self.lock = threading.Lock()
@@ -141,7 +141,7 @@ class MemoryDriver(VirtualDriver):
             parked_at=raw[PLACE][2] + self._epoch() if PLACE in raw else None,
         )
         with self._store.lock:
-            self._store.held[claim.tag] = Held(
+            self._store.held[claim.tag] = Delivery(
                 raw=raw,
                 queue=queue,
                 deliveries=claim.deliveries,

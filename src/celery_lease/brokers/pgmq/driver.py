@@ -30,7 +30,7 @@ from celery_lease.core.words import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from celery_lease.brokers.pgmq.fence import Arrival
+    from celery_lease.brokers.pgmq.fence import ReceivedMessage
     from celery_lease.core.clock import Clock
     from celery_lease.core.findings import Doctor
 
@@ -113,20 +113,18 @@ class PgmqDriver(VirtualDriver):
 
         return doctor
 
-    def claim(self, arrivals: Sequence[Arrival]) -> list[Claim | None]:
+    def claim(self, received: Sequence[ReceivedMessage]) -> list[Claim | None]:
         """Put messages under a lease, in one round trip; None for a message with another holder.
 
         Without an answer a lease is as long as the read hides the message.
         """
         now = self._clock.now()
-        for each in arrivals[-1:]:
+        for each in received[-1:]:
             self._worker = str(each.terms.about.get("worker", ""))
-        asks = [_Ask(each.delivery, each.terms.seconds, late=False) for each in arrivals]
-        act = Act.CLAIM if all(each.terms.waits for each in arrivals) else Act.EXTEND
+        asks = [_Ask(each.delivery, each.terms.seconds, late=False) for each in received]
+        act = Act.CLAIM if all(each.terms.waits for each in received) else Act.EXTEND
         answers = self._ask(act, asks, ANSWER_TIMEOUT)
-        return [
-            _claim(arrival, answer, now) for arrival, answer in zip(arrivals, answers, strict=True)
-        ]
+        return [_claim(each, answer, now) for each, answer in zip(received, answers, strict=True)]
 
     def extend(
         self, renewals: Sequence[Renewal], *, timeout: float = ANSWER_TIMEOUT
@@ -284,18 +282,18 @@ def _answer(done: bool, there: bool) -> Answer:
     return Answer.UNKNOWN if there else Answer.LOST
 
 
-def _claim(arrival: Arrival, answer: Answer, asked_at: float) -> Claim | None:
-    delivery, seconds = arrival.delivery, arrival.terms.seconds
+def _claim(received: ReceivedMessage, answer: Answer, asked_at: float) -> Claim | None:
+    delivery, seconds = received.delivery, received.terms.seconds
     if answer is Answer.UNKNOWN:
-        seconds = min(seconds, arrival.hidden_until - asked_at)
+        seconds = min(seconds, received.hidden_until - asked_at)
     if answer is Answer.LOST or seconds <= 0:
         return None
     return Claim(
         tag=delivery.tag,
         token=delivery.token,
-        queue=arrival.queue,
+        queue=received.queue,
         deliveries=delivery.read_ct,
-        losses=max(0, delivery.read_ct - 1 - arrival.returns),
+        losses=max(0, delivery.read_ct - 1 - received.returns),
         asked_at=asked_at,
         seconds=seconds,
         provisional=answer is Answer.UNKNOWN,

@@ -48,7 +48,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class ReceivedMessage:
     """A message as it was received, before it is claimed."""
 
     delivery: Delivery

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.transport import virtual
 
-from celery_lease.brokers.pgmq.fence import Arrival, Delivery
+from celery_lease.brokers.pgmq.fence import Delivery, ReceivedMessage
 from celery_lease.brokers.qos import HoldingQoS
 
 if TYPE_CHECKING:
@@ -43,25 +43,25 @@ class LeaseQoS(HoldingQoS, virtual.QoS):
 
         All claimed messages are held from here on.
         """
-        arrivals: dict[int, Arrival] = {}
+        leased: dict[int, ReceivedMessage] = {}
         messages = [self.channel.Message(payload, channel=self.channel) for payload in payloads]
         for number, (row, message) in enumerate(zip(rows, messages, strict=True)):
             terms = self.holder.terms(message)
             if terms is not None:
-                arrivals[number] = self._arrival(queue, row, terms)
-        claims = self.driver.claim(list(arrivals.values()))
+                leased[number] = self._received(queue, row, terms)
+        claims = self.driver.claim(list(leased.values()))
         late = set()
-        for (number, arrival), claim in zip(arrivals.items(), claims, strict=True):
+        for (number, received), claim in zip(leased.items(), claims, strict=True):
             if claim is None:
-                logger.warning("message of queue %s is visible again: not taken", arrival.queue)
+                logger.warning("message of queue %s is visible again: not taken", received.queue)
                 late.add(number)
             else:
                 self.hold(claim, messages[number])
         return [payload for number, payload in enumerate(payloads) if number not in late]
 
-    def _arrival(self, queue: str, row: Any, terms: Terms) -> Arrival:
+    def _received(self, queue: str, row: Any, terms: Terms) -> ReceivedMessage:
         name = self.channel.canonical_queue_name(queue)
-        return Arrival(
+        return ReceivedMessage(
             delivery=Delivery(name, row.msg_id, row.read_ct, row.last_read_at),
             queue=queue,
             terms=terms,

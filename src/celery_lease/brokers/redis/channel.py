@@ -18,8 +18,8 @@ from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps
 
 from celery_lease.brokers.qos import LeasingChannel, SettlingQoS, when_leasing
-from celery_lease.brokers.redis.arrivals import Arrivals, check_tag
-from celery_lease.brokers.redis.attempt import Attempt
+from celery_lease.brokers.redis.delivery import Delivery
+from celery_lease.brokers.redis.receive import Receiver, check_tag
 from celery_lease.core.delivery import Answer
 from celery_lease.core.keys import KeyAnswer
 
@@ -41,7 +41,7 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
     """
 
     driver: RedisDriver
-    arrivals: Arrivals
+    receiver: Receiver
 
     @when_leasing
     def may_take(self, window: Callable[[], bool]) -> bool:
@@ -54,7 +54,7 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
             return True
         may = bool(super().may_take(window))
         if not may:
-            self.arrivals.step_back()
+            self.receiver.step_back()
         return may
 
     @when_leasing
@@ -67,27 +67,27 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
             ValueError, TypeError: Its delivery tag is unusable.
         """
         check_tag(delivery_tag)
-        if self.arrivals.is_broadcast:
+        if self.receiver.is_broadcast:
             # It has no list to return to: kept in memory, as long as this worker lives.
             super(kombu_redis.QoS, self).append(message, delivery_tag)
             return
-        if self.arrivals.tag and not self._has_room():
+        if self.receiver.tag and not self._has_room():
             # Since the request the window has shrunk, as after an ETA, or the worker has begun to
             # drain or to stop. Without an answer to this call a reaper returns the message.
-            self.driver.requeue([self.arrivals.tag])
+            self.driver.requeue([self.receiver.tag])
             raise Empty
         terms = self.holder.terms(message)
         if terms is None:
             self._append_plain(message, delivery_tag)
             return
-        attempt = Attempt.of(message, *self.arrivals.origin(message))
-        claim = self.driver.claim(attempt, terms, self.clock.now())
+        delivery = Delivery.of(message, *self.receiver.origin(message))
+        claim = self.driver.claim(delivery, terms, self.clock.now())
         if claim is None:
-            self.holder.unclaimed(attempt)
+            self.holder.unclaimed(delivery)
             raise Empty
-        self.arrivals.recorded()
+        self.receiver.recorded()
         if isinstance(claim, KeyAnswer):
-            self.holder.parked(message, attempt.queue, claim.by)
+            self.holder.parked(message, delivery.queue, claim.by)
             raise Empty
         message.delivery_tag = claim.tag
         self.leased.add(claim.tag)
@@ -98,7 +98,7 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
         return not self.holder.backlogged and kombu_redis.QoS.can_consume(self)
 
     def _append_plain(self, message: Any, delivery_tag: str) -> None:
-        arrival = self.arrivals.tag
+        arrival = self.receiver.tag
         if not arrival:
             super().append(message, delivery_tag)
             return
@@ -106,7 +106,7 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
         text = dumps([message._raw, info["exchange"], info["routing_key"]])  # noqa: SLF001
         if self.driver.adopt(arrival, delivery_tag, text) is not Answer.HELD:
             raise Empty
-        self.arrivals.recorded()
+        self.receiver.recorded()
         super(kombu_redis.QoS, self).append(message, delivery_tag)
 
     @when_leasing
@@ -132,19 +132,19 @@ class Leasing(LeasingChannel):
     def begin_leases(self: Any, driver: Any, holder: Holder, clock: Clock) -> None:
         """Lease messages of the server that this channel uses."""
         driver.follow(self)
-        self.qos.arrivals = Arrivals(self, driver)
+        self.qos.receiver = Receiver(self, driver)
         super().begin_leases(driver, holder, clock)
 
     @when_leasing
     def _update_queue_cycle(self: Any) -> None:
         """Read other queues from now on; kombu calls it when a consumer was added or cancelled."""
         super()._update_queue_cycle()  # type: ignore[misc]
-        self.qos.arrivals.change_queues()
+        self.qos.receiver.change_queues()
 
     @when_leasing
     def close(self: Any) -> None:
         """End a wait at the server first: kombu would wait for the reply."""
-        self.qos.arrivals.close()
+        self.qos.receiver.close()
         super().close()  # type: ignore[misc]
 
 
@@ -157,10 +157,10 @@ def end_receiving(channel: Any) -> None:
     if channel.connection is None:  # closed
         return
     connection = getattr(channel.client, "connection", None)
-    arrivals = channel.qos.arrivals
+    receiver = channel.qos.receiver
     if channel._in_poll and connection is not None:  # noqa: SLF001
-        arrivals.hurry()
+        receiver.hurry()
         with suppress(Empty, OSError, *channel.connection_errors):
             if connection.can_read(timeout=LAST_REPLY):
                 channel._brpop_read()  # noqa: SLF001
-    arrivals.step_back()
+    receiver.step_back()

@@ -13,7 +13,7 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps
 
 from celery_lease.brokers.payloads import body_of
-from celery_lease.brokers.redis.attempt import OURS
+from celery_lease.brokers.redis.delivery import OURS
 from celery_lease.core.dead import DeadLetter
 
 if TYPE_CHECKING:

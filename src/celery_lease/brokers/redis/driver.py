@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     import redis
 
-    from celery_lease.brokers.redis.attempt import Attempt
     from celery_lease.brokers.redis.checkpoint import RedisCheckpoints
+    from celery_lease.brokers.redis.delivery import Delivery
     from celery_lease.brokers.redis.waiting import Stance
     from celery_lease.brokers.use import Use
     from celery_lease.core.clock import Clock
@@ -151,21 +151,21 @@ class RedisDriver(VirtualDriver):
             self._lines.close()
             self._connect(channel)
 
-    def claim(self, attempt: Attempt, terms: Terms, asked_at: float) -> Claim | KeyAnswer | None:
+    def claim(self, delivery: Delivery, terms: Terms, asked_at: float) -> Claim | KeyAnswer | None:
         """Put a message under a lease; return the answer about its key if it was parked.
 
         None: that failed or was not answered.
         """
         keys = [*self.keys.claims, self.keys.token, self.keys.refusals]
-        value = f"[{attempt.payload}{attempt.suffix}"
-        exclusive = attempt.exclusive(terms)
-        args = [attempt.tag, value, terms.seconds, attempt.record(terms), attempt.arrival]
+        value = f"[{delivery.payload}{delivery.suffix}"
+        exclusive = delivery.exclusive(terms)
+        args = [delivery.tag, value, terms.seconds, delivery.record(terms), delivery.arrival]
         try:
             decides = "1" if exclusive is not None and exclusive.decides else ""
             reply = self._run("claim", keys, [*args, decides])
         except Exception as exc:  # noqa: BLE001  (any error: the message must not be lost)
             logger.error(  # noqa: TRY400  (the broker's error, not ours)
-                "could not take a message of queue %s: %s", attempt.queue, exc
+                "could not take a message of queue %s: %s", delivery.queue, exc
             )
             return None
         if reply is None:
@@ -174,18 +174,18 @@ class RedisDriver(VirtualDriver):
         turned_away = KeyAnswer(Verdict(answer[0]), answer[1]) if answer[0] else None
         if turned_away is not None and not turned_away.verdict.revokes:
             return turned_away
-        if attempt.replaced is not None:
-            turned_away = KeyAnswer(Verdict.REPLACED, attempt.replaced)
+        if delivery.replaced is not None:
+            turned_away = KeyAnswer(Verdict.REPLACED, delivery.replaced)
         return Claim(
-            tag=attempt.tag,
+            tag=delivery.tag,
             token=int(token),
-            queue=attempt.queue,
-            deliveries=attempt.deliveries,
-            losses=attempt.losses,
+            queue=delivery.queue,
+            deliveries=delivery.deliveries,
+            losses=delivery.losses,
             asked_at=asked_at,
             seconds=terms.seconds,
             turned_away=turned_away,
-            parked_at=attempt.parked_at,
+            parked_at=delivery.parked_at,
         )
 
     def take_key(self, tag: str) -> KeyAnswer:
@@ -295,12 +295,12 @@ class RedisDriver(VirtualDriver):
         how = ["1" if orderly else "0", "RPUSH" if front else "LPUSH", known]
         return self._in_pieces("requeue", how, tags)
 
-    def return_unclaimed(self, attempts: Sequence[Attempt]) -> list[Answer]:
+    def return_unclaimed(self, deliveries: Sequence[Delivery]) -> list[Answer]:
         """Return messages that were popped but perhaps never claimed."""
         keys = [*self.keys.claims, self.keys.refusals]
         return [
             self._ask("unclaim", keys, [each.tag, each.key, each.unclaimed, each.arrival], 1)[0]
-            for each in attempts
+            for each in deliveries
         ]
 
     def reap(self, *, limit: int) -> list[Reaped]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from celery_lease.brokers.redis.attempt import counters
+from celery_lease.brokers.redis.delivery import counters
 from celery_lease.core.records import Recorded, Waiting
 
 if TYPE_CHECKING:

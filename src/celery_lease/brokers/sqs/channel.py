@@ -92,13 +92,13 @@ class Leasing(SettlingChannel):
         Before any of them is delivered, which may take as long as a task.
         """
         if self.closing or self.lease_holder.backlogged:
-            self._release_arrivals(queue, url, received)
+            self._release_received(queue, url, received)
             return []
         payloads = [self._message_to_python(raw, queue, url) for raw in received]
         no_ack = queue in self._noack_queues  # kombu has deleted its messages
         return payloads if no_ack else self.qos.take(queue, poll, payloads)
 
-    def _release_arrivals(self: Any, queue: str, url: str, received: Sequence[Any]) -> None:
+    def _release_received(self: Any, queue: str, url: str, received: Sequence[Any]) -> None:
         if not received:
             return
         count = counted(len(received), "message")
@@ -130,7 +130,7 @@ class Leasing(SettlingChannel):
         received = response.get("Messages") or []
         deliver = None if self.closed else self.connection._callbacks.get(queue)  # noqa: SLF001
         if deliver is None:
-            self._release_arrivals(queue, url, received)
+            self._release_received(queue, url, received)
             return 0
         payloads = self._take(queue, url, received, poll.served(response))
         for payload in payloads:

@@ -38,7 +38,7 @@ from celery_lease.core.words import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from celery_lease.brokers.sqs.receipts import Arrival
+    from celery_lease.brokers.sqs.receipts import ReceivedMessage
     from celery_lease.core.clock import Clock
     from celery_lease.core.findings import Doctor
 
@@ -129,35 +129,40 @@ class SqsDriver(VirtualDriver):
         self.clients.learn(channel, queue)
         return self.queues.learn(queue, url)
 
-    def claim(self, arrival: Arrival, terms: Terms, now: float) -> Claim | None:
+    def claim(self, received: ReceivedMessage, terms: Terms, now: float) -> Claim | None:
         """Put a received message under a lease; None if it may be visible to others by now."""
-        queue = self.queues.get(arrival.url)
-        good_until = arrival.asked_at + queue.visibility
+        queue = self.queues.get(received.url)
+        good_until = received.asked_at + queue.visibility
         if good_until <= now:
             return None
         receipt = Receipt(
-            arrival.handle, arrival.queue, arrival.url, good_until, arrival.backoff, arrival.raw
+            received.handle,
+            received.queue,
+            received.url,
+            good_until,
+            received.backoff,
+            received.raw,
         )
         self.receipts.add(receipt)
-        token = fencing_token(arrival.served_at, arrival.sent_ms, arrival.receives)
+        token = fencing_token(received.served_at, received.sent_ms, received.receives)
         return Claim(
-            tag=arrival.handle,
+            tag=received.handle,
             token=token,
-            queue=arrival.queue,
-            deliveries=arrival.receives,
+            queue=received.queue,
+            deliveries=received.receives,
             losses=self._losses.delivered(
-                arrival.handle,
-                arrival.raw.get("MessageId", ""),
-                again=arrival.receives > 1,
+                received.handle,
+                received.raw.get("MessageId", ""),
+                again=received.receives > 1,
                 waits=terms.waits,
-                deliveries=arrival.receives,
+                deliveries=received.receives,
                 worker=terms.about.get("worker"),
                 token=token,
             ),
             asked_at=now,
             seconds=min(terms.seconds, good_until - now),
             provisional=True,
-            limit=arrival.asked_at + LONGEST - MARGIN - now,
+            limit=received.asked_at + LONGEST - MARGIN - now,
             delivery_limit=queue.most_receives,
         )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.transport import SQS as kombu_sqs  # noqa: N811  (a module)
 
 from celery_lease.brokers.qos import HoldingQoS
-from celery_lease.brokers.sqs.receipts import Arrival
+from celery_lease.brokers.sqs.receipts import ReceivedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,13 +44,13 @@ class LeaseQoS(HoldingQoS, kombu_sqs.QoS):
         terms = self.holder.terms(message)
         if terms is None:
             return True
-        arrival = self._arrival(queue, poll, message)
-        claim = self.driver.claim(arrival, terms, self.clock.now())
+        received = self._received(queue, poll, message)
+        claim = self.driver.claim(received, terms, self.clock.now())
         if claim is None:
             logger.warning(
                 "message of queue %s came too late, it may be visible again: not taken. The "
                 "queue's visibility timeout must be longer than wait_time_seconds",
-                arrival.queue,
+                received.queue,
             )
             return False
         self.hold(claim, message)
@@ -61,12 +61,12 @@ class LeaseQoS(HoldingQoS, kombu_sqs.QoS):
         self.return_idle()
         return super().restore_unacked()
 
-    def _arrival(self, queue: str, poll: Poll, message: Any) -> Arrival:
+    def _received(self, queue: str, poll: Poll, message: Any) -> ReceivedMessage:
         info: Mapping[str, Any] = message.delivery_info
         attributes = info["sqs_message"].get("Attributes") or {}
         receives = int(attributes.get("ApproximateReceiveCount", 1))
         sent, served_at = attributes.get("SentTimestamp"), poll.served_at
-        return Arrival(
+        return ReceivedMessage(
             handle=message.delivery_tag,
             queue=self.channel.canonical_queue_name(queue),
             url=info["sqs_queue"],

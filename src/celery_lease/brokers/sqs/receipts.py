@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ReceivedMessage:
     """A message as it was received, before it is claimed."""
 
     handle: str

@@ -32,8 +32,8 @@ _MOST = 999_998
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt to claim a message that was popped from a queue."""
+class Delivery:
+    """One delivery of a message: the facts for its claim, and the text for its return."""
 
     tag: str
     key: str  #: the list of the message
@@ -48,7 +48,7 @@ class Attempt:
     replaced: str | None = None  #: the id of the task that waits in its place; None: none does
 
     @classmethod
-    def of(cls, message: Any, queue: str, key: str, arrival: str = "") -> Attempt:
+    def of(cls, message: Any, queue: str, key: str, arrival: str = "") -> Delivery:
         """Prepare a kombu *message*'s text so that it can go back without decoding."""
         raw = message._raw  # noqa: SLF001
         deliveries, losses = counters(raw.get("lease"))

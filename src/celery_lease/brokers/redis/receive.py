@@ -58,7 +58,7 @@ def check_tag(tag: object) -> None:
     str(tag).encode()
 
 
-class Arrivals:
+class Receiver:
     """Receives the messages of one channel. Touched by the consuming thread only."""
 
     def __init__(self, channel: Any, driver: RedisDriver) -> None:
