@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 #: What each broker's driver can do; a further driver adds a line, and below how to get a bench.
 #: A test that ``needs`` more than a driver has is not made for it.
 #:
-#: reaps: it returns expired leases, of anybody. tells: losses are told from orderly returns.
+#: reaps: it returns expired leases, of anybody. losses: they are no orderly returns.
 #: dead_letters: it moves messages to dead-letter queues.
 #: outlives: leases outlive the channel by which their message came. confirms: one that expired
 #: and that nobody took is still the holder's who asks. orders: messages keep their order.
 BROKERS = {
-    "valkey": {"reaps", "tells", "outlives", "confirms", "orders", "dead_letters"},
-    "redis_server": {"reaps", "tells", "outlives", "confirms", "orders", "dead_letters"},
-    "pgmq": {"tells", "outlives", "confirms", "orders", "dead_letters"},
+    "valkey": {"reaps", "losses", "outlives", "confirms", "orders", "dead_letters"},
+    "redis_server": {"reaps", "losses", "outlives", "confirms", "orders", "dead_letters"},
+    "pgmq": {"losses", "outlives", "confirms", "orders", "dead_letters"},
     "rabbitmq": {"confirms", "orders", "dead_letters"},
     "sqs": {"outlives"},
-    "memory": {"reaps", "tells", "outlives", "confirms", "orders"},
+    "memory": {"reaps", "losses", "outlives", "confirms", "orders"},
 }
 if find_spec("kombu.transport.pgmq") is None:  # before kombu 5.7
     del BROKERS["pgmq"]

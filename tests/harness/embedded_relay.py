@@ -15,7 +15,7 @@ import threading
 import psutil
 from celery.contrib.testing.worker import start_worker
 
-from celery_lease.worker import forks
+from celery_lease.worker import fork_safety
 from harness.app_relay import app, beats
 
 
@@ -34,7 +34,8 @@ def main(pool: str, seconds: float, times: int) -> None:
         left = [each.name for each in threading.enumerate() if "celery-lease" in each.name]
         gc.collect()  # a worker is a knot of references, Celery's own polling files included
         files = descriptors()
-        print(json.dumps({"threads": left, "locks": forks.guarded(), "files": files}), flush=True)  # noqa: T201
+        found = {"threads": left, "locks": fork_safety.guarded(), "files": files}
+        print(json.dumps(found), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

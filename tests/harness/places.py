@@ -26,12 +26,12 @@ VISIBILITY = 6
 
 #: What workers on a broker can do beyond what all can.
 #:
-#: counts: every delivery is counted, whoever got it. tells: losses are known to all workers, and
+#: counts: every delivery is counted, whoever got it. losses: they are known to all workers, and
 #: not only to the one that saw them.
 ABILITIES = {
-    "valkey": {"counts", "tells"},
+    "valkey": {"counts", "losses"},
     "sqs": {"counts"},
-    "pgmq": {"counts", "tells"},
+    "pgmq": {"counts", "losses"},
     "rabbitmq classic": set[str](),
     "rabbitmq quorum": {"counts"},
 }

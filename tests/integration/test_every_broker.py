@@ -260,7 +260,7 @@ def test_a_token_grows_over_the_retries_of_a_task(plays: Plays, broker: str) -> 
     assert tokens == sorted(set(tokens))
 
 
-@able("tells")
+@able("losses")
 def test_a_task_that_kills_its_processes_is_put_aside(plays: Plays, broker: str) -> None:
     """After as many losses as it may have it is a dead letter, and the workers work on."""
     assert len(plays.scene(broker, "work")["die"]) == MOST_LOSSES

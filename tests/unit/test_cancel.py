@@ -76,11 +76,13 @@ def test_each_task_is_dealt_with_by_where_it_is(
     assert all(each in state.revoked for each in ids)
 
 
-def test_a_stand_in_leaves_what_waits_to_the_main_loop(bench: Bench) -> None:
+def test_the_backup_control_leaves_what_waits_to_the_main_loop(bench: Bench) -> None:
     """Requests are its; it finds them refused when their time comes."""
     bench.receive()
     runtime = SimpleNamespace(leases=bench.leases)
-    worker = SimpleNamespace(consumer=SimpleNamespace(lease_runtime=runtime), lease_stand_in=True)
+    worker = SimpleNamespace(
+        consumer=SimpleNamespace(lease_runtime=runtime), lease_backup_control=True
+    )
     reply = control.lease_cancel(worker, task_id="id-a")
     assert states_of(reply["tasks"]) == {"id-a": "waits"}
     assert reply["ok"] == "1 of 1 task is here"

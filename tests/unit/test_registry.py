@@ -12,7 +12,7 @@ from celery_lease import board as beatboard
 from celery_lease.board import Board, BoardFull
 from celery_lease.core.lease import State
 from celery_lease.core.loss import FLAG_LOST, FLAG_RELEASED, FLAG_TAKEN
-from celery_lease.worker import beginnings, forks
+from celery_lease.worker import beginnings, fork_safety
 from celery_lease.worker.backoff import FIRST
 from unit.fake_broker import POLICY, Bench, FakeMessage
 from unit.fakes import PATIENCE
@@ -356,9 +356,9 @@ def test_no_child_is_born_while_the_table_is_locked(bench: Bench) -> None:
 
 def test_a_closed_table_is_not_locked_for_forks(bench: Bench) -> None:
     """An embedded worker that ended leaves nothing behind in its process."""
-    before = forks.guarded()
+    before = fork_safety.guarded()
     bench.leases.close()
-    assert forks.guarded() == before - 1
+    assert fork_safety.guarded() == before - 1
 
 
 def test_only_what_has_begun_can_be_lost(bench: Bench) -> None:

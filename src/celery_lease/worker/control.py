@@ -76,7 +76,7 @@ def lease_cancel(state: Any, task_id: str | Sequence[str], **_: Any) -> dict[str
     runtime = runtime_of(state.consumer)
     if runtime is None:
         return NO_LEASES
-    is_main = not getattr(state, "lease_stand_in", False)
+    is_main = not getattr(state, "lease_backup_control", False)
     done = cancel(runtime.leases, _listed(task_id), state.consumer if is_main else None)
     here = [each for each, what in done.items() if what["state"] != Reaction.UNKNOWN]
     return {

@@ -68,8 +68,8 @@ class CoveredRequest(LeasedRequest):
                 self._drop(lease)
                 raise TaskRevokedError(self.id)
             return execute(pool)
-        stand_in: Any = given
-        return Request.execute_using_pool(self, stand_in)
+        pool_like: Any = given
+        return Request.execute_using_pool(self, pool_like)
 
     def _leave_deaths_to_pool(self, lease: LeaseHandle) -> None:
         """Keep the lease of a dead process until the pool reports, where the task may fail for it.

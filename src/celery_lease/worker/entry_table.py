@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from celery_lease import board as beatboard
 from celery_lease.board import standstill, starting
 from celery_lease.core.loss import FLAG_RELEASED, FLAGS_ENDED
-from celery_lease.worker import forks
+from celery_lease.worker import fork_safety
 from celery_lease.worker.paces import Paces
 from celery_lease.worker.stats import LeaseStats
 
@@ -46,7 +46,7 @@ class EntryTable:
         self.paces = Paces()  #: how tasks beat; under the lock
         self.shortest = math.inf  #: length of the shortest lease so far, in seconds; under the lock
         self._entries: dict[str, LeaseEntry] = {}
-        forks.guard(self.lock)
+        fork_safety.guard(self.lock)
 
     def entries(self) -> Iterable[LeaseEntry]:
         """Return all leases; the caller holds :attr:`lock` for as long as it uses them."""

@@ -21,7 +21,7 @@ from celery_lease.core.keys import KeyAnswer, Verdict
 from celery_lease.core.lease import Lease, State
 from celery_lease.core.loss import FLAGS_ENDED, LossReason
 from celery_lease.settings import LeaseConfigError
-from celery_lease.worker import beginnings, compat, crashes, forks, log_messages, loss, poison
+from celery_lease.worker import beginnings, compat, crashes, fork_safety, log_messages, loss, poison
 from celery_lease.worker.entries import Ending, LeaseEntry, LeaseHandle, ticket
 from celery_lease.worker.entry_table import EntryTable
 from celery_lease.worker.intake import Intake
@@ -511,7 +511,7 @@ class LeaseRegistry(EntryTable):
         with self.lock:
             left = [entry for entry in self._entries.values() if entry.lease.is_held]
         log_messages.left_behind(left)
-        forks.forget(self.lock)
+        fork_safety.forget(self.lock)
         self.board.close()
         self.driver.close()
 

@@ -26,6 +26,7 @@ from celery_lease.celery_patches.unwatched_processes import watch_again
 from celery_lease.core.clock import SystemClock
 from celery_lease.worker import compat, exports, parts, pools, shutdown_patches, telemetry
 from celery_lease.worker.about import log_start
+from celery_lease.worker.backup_control import REST, BackupControl
 from celery_lease.worker.drain import Drain
 from celery_lease.worker.keeper import Keeper
 from celery_lease.worker.keys import KeyFinder
@@ -35,7 +36,6 @@ from celery_lease.worker.reaper import Reaper
 from celery_lease.worker.registry import LeaseRegistry
 from celery_lease.worker.service import Service
 from celery_lease.worker.shutdown import SILENCE, Shutdown
-from celery_lease.worker.stand_in import REST, StandIn
 from celery_lease.worker.telemetry import Telemetry
 from celery_lease.worker.watchdog import Watchdog
 
@@ -83,14 +83,17 @@ class Runtime:
         self.watchdog = Watchdog(leases, self.pool)
         self.keeper = Keeper(leases, self.pool.lives)
         self.reaper = Reaper(leases.driver)
-        self._stand_in = StandIn(consumer, leases)
+        self._backup_control = BackupControl(consumer, leases)
         self._publisher = self._make_publisher(loaded.publish_progress)
         self._telemetry = Telemetry(consumer.hostname, leases, self.reaper.stats, self.watchdog)
         self._health: HealthServer | None = None
         self._traces: exports.Exporter | None = None
         self._keeping = Service("celery-lease-keeper", self._keep, retry=1.0, on_death=END)
         self._answering = Service(
-            "celery-lease-stand-in", self._stand_in.run_once, retry=REST, on_death=LET_GO
+            "celery-lease-backup-control",
+            self._backup_control.run_once,
+            retry=REST,
+            on_death=LET_GO,
         )
         self._services = [self._keeping, *self._others(), self._answering]
 
@@ -187,7 +190,7 @@ class Runtime:
             self._health.close()
         for service in self._services:
             service.stop(STOP_TIMEOUT)
-        self._stand_in.close()
+        self._backup_control.close()
         self.shutdown.report()
         telemetry.end(self._telemetry)
         self.leases.outbox.within(UNSENT)

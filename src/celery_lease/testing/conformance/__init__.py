@@ -15,7 +15,7 @@ For a test module of the driver's own package, which provides the broker::
 
 ``reaps``
     the driver returns expired leases, of any holder.
-``tells``
+``losses``
     losses are distinguished from orderly returns.
 ``dead_letters``
     it moves messages to dead-letter queues.

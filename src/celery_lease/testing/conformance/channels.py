@@ -35,7 +35,7 @@ def test_a_closing_channel_returns_its_messages_in_their_order(bench: Bench, des
     assert bodies(desk.receive(4)) == ["a", "b", "c", "d"]
 
 
-@pytest.mark.needs("tells")
+@pytest.mark.needs("losses")
 def test_what_a_closing_channel_returns_is_not_lost(bench: Bench, desk: Desk) -> None:
     """The return is an orderly one."""
     bench.publish("a")

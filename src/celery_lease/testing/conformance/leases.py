@@ -102,7 +102,7 @@ def test_an_expiry_before_its_task_began_is_no_loss(bench: Bench, desk: Desk) ->
     assert (again.claim.deliveries, again.claim.losses) == (2, 0)
 
 
-@pytest.mark.needs("tells")
+@pytest.mark.needs("losses")
 def test_what_its_holder_calls_lost_is_lost_though_nothing_was_told_before(
     bench: Bench, desk: Desk
 ) -> None:
@@ -120,7 +120,7 @@ def test_what_its_holder_calls_lost_is_lost_though_nothing_was_told_before(
     assert desk.receive()[0].claim.losses == 2
 
 
-@pytest.mark.needs("tells")
+@pytest.mark.needs("losses")
 def test_from_its_beginning_on_an_expiry_is_a_loss_and_an_orderly_return_is_none(
     bench: Bench, desk: Desk
 ) -> None:
@@ -175,7 +175,7 @@ def test_a_returned_message_is_delivered_again(bench: Bench, desk: Desk, orderly
     assert (again.payload, again.claim.deliveries) == ("a", 2)
 
 
-@pytest.mark.needs("tells")
+@pytest.mark.needs("losses")
 @pytest.mark.parametrize(("orderly", "losses"), [(True, 0), (False, 1)])
 def test_an_orderly_return_is_not_a_loss(
     bench: Bench, desk: Desk, orderly: bool, losses: int

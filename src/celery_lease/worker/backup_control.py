@@ -69,7 +69,7 @@ class Mailbox(Node):
         return kombu.Consumer(channel, [queue], no_ack=no_ack, accept=accept, **options)
 
 
-class StandIn:
+class BackupControl:
     """Answers commands. For one thread; see the module."""
 
     def __init__(self, consumer: Consumer, leases: LeaseRegistry) -> None:
@@ -131,7 +131,7 @@ class StandIn:
         connection.ensure_connection(max_retries=1, timeout=REST)
         mailbox = compat.mailbox(app, connection)
         state = SimpleNamespace(
-            app=app, hostname=consumer.hostname, consumer=consumer, lease_stand_in=True
+            app=app, hostname=consumer.hostname, consumer=consumer, lease_backup_control=True
         )
         node = Mailbox(consumer.hostname, state, channel_of_its_own(connection), HANDLERS, mailbox)
 
