@@ -11,5 +11,5 @@ from harness.lease_desk import Bench
 def empty_memory() -> Bench:
     """Return a bench at the process's one broker, with nothing in it."""
     Channel.queues.clear()
-    STORE.held.clear()
+    STORE.deliveries.clear()
     return Bench("memory://")

@@ -112,7 +112,7 @@ class Recorder:
 def test_only_the_channel_that_begins_to_is_leased() -> None:
     """Another one of the same connection takes and acknowledges messages as kombu does."""
     Channel.queues.clear()
-    STORE.held.clear()
+    STORE.deliveries.clear()
     with LeasingConnection("memory://") as connection:
         leased, plain = connection.channel(), connection.channel()
         clock = FakeClock()
@@ -130,7 +130,7 @@ def test_only_the_channel_that_begins_to_is_leased() -> None:
         message.ack()
         assert len(plain.qos._dirty) + len(plain.qos._delivered) <= 2
         assert not plain.qos.leased
-        assert len(STORE.held) == 1
+        assert len(STORE.deliveries) == 1
 
 
 def test_a_worker_connects_by_it(monkeypatch: pytest.MonkeyPatch) -> None:

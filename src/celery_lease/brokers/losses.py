@@ -59,7 +59,7 @@ class Losses:
         self._remembered = remembered
         #: Guards all tables.
         self._lock = threading.Lock()
-        self._held: OrderedDict[str, _Delivery] = OrderedDict()  # by tag
+        self._deliveries: OrderedDict[str, _Delivery] = OrderedDict()  # by tag
         self._losses: OrderedDict[str, int] = OrderedDict()  # by message
         self._last: OrderedDict[str, str] = OrderedDict()  # tag of its last delivery, by message
         self._histories: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()  # by message
@@ -87,8 +87,8 @@ class Losses:
             if not again:
                 self._losses.pop(message, None)
                 self._histories.pop(message, None)
-            held = _Delivery(message, {**about, "since": since}, waits)
-            _put(self._held, tag, held, self._remembered)
+            delivery = _Delivery(message, {**about, "since": since}, waits)
+            _put(self._deliveries, tag, delivery, self._remembered)
             _put(self._last, message, tag, self._remembered)
             return self._losses.get(message, 0)
 
@@ -96,17 +96,17 @@ class Losses:
         """Record that the tasks of deliveries begin."""
         with self._lock:
             for tag in tags:
-                if tag in self._held:
-                    self._held[tag].waits = False
+                if tag in self._deliveries:
+                    self._deliveries[tag].waits = False
 
     def waits(self, tag: str) -> bool:
         """Whether the task of a delivery has not begun; True for an unknown delivery."""
-        return self._held.get(tag, _NONE).waits
+        return self._deliveries.get(tag, _NONE).waits
 
     def of(self, tag: str) -> int:
         """Return the losses before a delivery that has not ended."""
         with self._lock:
-            message = self._held.get(tag, _NONE).message
+            message = self._deliveries.get(tag, _NONE).message
             return self._losses.get(message, 0)
 
     def history(self, tag: str, room: int = ROOM) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ class Losses:
         If they are longer, the oldest stacks are left out first, then the oldest losses.
         """
         with self._lock:
-            message = self._held.get(tag, _NONE).message
+            message = self._deliveries.get(tag, _NONE).message
             history = [dict(each) for each in self._histories.get(message, ())]
         return _fitting(history, min(room, ROOM))
 
@@ -125,11 +125,11 @@ class Losses:
         """Count the end of a delivery as a loss; later calls for it do nothing."""
         ended = self._clock.wall().timestamp()
         with self._lock:
-            held = self._held.pop(tag, _NONE)
-            if message := held.message:
+            delivery = self._deliveries.pop(tag, _NONE)
+            if message := delivery.message:
                 count = self._losses.get(message, 0) + 1
                 _put(self._losses, message, count, self._remembered)
-                facts = {"ended": ended, "reason": reason, **held.about, **(why or {})}
+                facts = {"ended": ended, "reason": reason, **delivery.about, **(why or {})}
                 past = [*self._histories.get(message, ()), facts]
                 _put(self._histories, message, past[-KEPT_OF_EACH:], KEPT)
 
@@ -137,7 +137,7 @@ class Losses:
         """Forget deliveries that ended in order; the losses of their messages are kept."""
         with self._lock:
             for tag in tags:
-                self._held.pop(tag, None)
+                self._deliveries.pop(tag, None)
 
 
 def _fitting(history: list[dict[str, Any]], room: int) -> list[dict[str, Any]]:

@@ -216,7 +216,9 @@ class AmqpDriver(Driver):
         """
         del front
         # Before they go back: otherwise a backlogged holder would receive them again.
-        for channel in {held.channel for tag in tags if (held := self._deliveries.get(tag))}:
+        for channel in {
+            delivery.channel for tag in tags if (delivery := self._deliveries.get(tag))
+        }:
             channel.stop_if_backlogged()
         if orderly:
             self._losses.ended(tags)
@@ -228,7 +230,7 @@ class AmqpDriver(Driver):
         return [
             copied[tag]
             if tag in last
-            else self._settle([tag], lambda held: held.requeue(orderly=orderly))[0]
+            else self._settle([tag], lambda delivery: delivery.requeue(orderly=orderly))[0]
             for tag in tags
         ]
 
@@ -251,7 +253,9 @@ class AmqpDriver(Driver):
     def forget(self, channel: Any) -> list[str]:
         """Drop the deliveries of a channel that is closing, and return their tags."""
         with self._lock:
-            tags = [tag for tag, held in self._deliveries.items() if held.channel is channel]
+            tags = [
+                tag for tag, delivery in self._deliveries.items() if delivery.channel is channel
+            ]
             for tag in tags:
                 del self._deliveries[tag]
         return tags
@@ -261,15 +265,15 @@ class AmqpDriver(Driver):
 
         Otherwise copy it to a dead-letter queue, and acknowledge it after RabbitMQ's confirmation.
         """
-        held = self._deliveries.get(tag)
-        if held is None or held.channel.connection is None:
+        delivery = self._deliveries.get(tag)
+        if delivery is None or delivery.channel.connection is None:
             return Answer.LOST
-        if held.is_dead_lettered:
+        if delivery.is_dead_lettered:
             return self.drop([tag])[0]
-        facts = {**self._facts(tag, held), "about": dict(about or {})}
+        facts = {**self._facts(tag, delivery), "about": dict(about or {})}
         try:
             with self._dial() as connection:
-                dead.copy(connection, held.raw, queue, facts)
+                dead.copy(connection, delivery.raw, queue, facts)
         except (AMQPError, OperationalError, OSError) as exc:
             logger.warning("message not copied to dead-letter queue %s: %s", queue, exc)
             return Answer.UNKNOWN
@@ -296,26 +300,26 @@ class AmqpDriver(Driver):
         return sent
 
     def _is_last(self, tag: str) -> bool:
-        held = self._deliveries.get(tag)
-        return held is not None and held.is_last
+        delivery = self._deliveries.get(tag)
+        return delivery is not None and delivery.is_last
 
     def _send_again(self, tags: Iterable[str]) -> dict[str, Answer]:
         """Publish copies, then acknowledge the messages."""
-        helds = {tag: held for tag in tags if (held := self._deliveries.get(tag))}
-        due = [held for held in helds.values() if not held.is_copied]
-        for held in due[: self.send_again([(each.raw, each.queue) for each in due])]:
-            held.is_copied = True
+        deliveries = {tag: delivery for tag in tags if (delivery := self._deliveries.get(tag))}
+        due = [delivery for delivery in deliveries.values() if not delivery.is_copied]
+        for delivery in due[: self.send_again([(each.raw, each.queue) for each in due])]:
+            delivery.is_copied = True
         answers = dict.fromkeys(tags, Answer.LOST)
-        for tag, held in helds.items():
-            answers[tag] = self.complete([tag])[0] if held.is_copied else Answer.UNKNOWN
+        for tag, delivery in deliveries.items():
+            answers[tag] = self.complete([tag])[0] if delivery.is_copied else Answer.UNKNOWN
         return answers
 
-    def _facts(self, tag: str, held: Delivery) -> dict[str, Any]:
-        room = dead.room(held.raw, held.channel.connection.frame_max)
+    def _facts(self, tag: str, delivery: Delivery) -> dict[str, Any]:
+        room = dead.room(delivery.raw, delivery.channel.connection.frame_max)
         return {
-            "queue": held.queue,
-            "deliveries": held.deliveries,
-            "losses": held.losses,
+            "queue": delivery.queue,
+            "deliveries": delivery.deliveries,
+            "losses": delivery.losses,
             "at": self._clock.wall().timestamp(),
             "history": self._losses.history(tag, room),
         }
@@ -323,37 +327,41 @@ class AmqpDriver(Driver):
     def _late(self, limit: int) -> list[Reaped]:
         """Return the messages that expired before the grace period; the caller holds the lock."""
         now = self._clock.now()
-        late = [(tag, held) for tag, held in self._deliveries.items() if now >= held.expiry + GRACE]
+        late = [
+            (tag, delivery)
+            for tag, delivery in self._deliveries.items()
+            if now >= delivery.expiry + GRACE
+        ]
         return [
-            Reaped(tag=tag, queue=held.queue, late=now - held.expiry, about=held.about)
-            for tag, held in late[:limit]
+            Reaped(tag=tag, queue=delivery.queue, late=now - delivery.expiry, about=delivery.about)
+            for tag, delivery in late[:limit]
         ]
 
     def _open_channels(self, renewals: Sequence[Renewal]) -> set[Any]:
         """Return the channels of the renewed leases, if their connections are open."""
-        helds = (self._deliveries.get(each.tag) for each in renewals)
-        channels = {held.channel for held in helds if held is not None}
+        deliveries = (self._deliveries.get(each.tag) for each in renewals)
+        channels = {delivery.channel for delivery in deliveries if delivery is not None}
         return {each for each in channels if each.connection and not is_cut(each.connection)}
 
     def _extend(
         self, renewal: Renewal, now: float, channels: set[Any], confirmed: set[Any]
     ) -> Answer:
-        held = self._deliveries.get(renewal.tag)
-        if held is None or held.channel not in channels:
+        delivery = self._deliveries.get(renewal.tag)
+        if delivery is None or delivery.channel not in channels:
             return Answer.LOST
-        if now >= held.expiry and not renewal.late:
+        if now >= delivery.expiry and not renewal.late:
             return Answer.LOST
-        if held.channel not in confirmed:
+        if delivery.channel not in confirmed:
             return Answer.UNKNOWN
-        held.expiry = now + renewal.seconds
+        delivery.expiry = now + renewal.seconds
         return Answer.HELD
 
     def _settle(self, tags: Sequence[str], settle: Callable[[Delivery], bool]) -> list[Answer]:
         answers = []
         for tag in tags:
             with self._lock:
-                held = self._deliveries.pop(tag, None)
-            done = held is not None and settle(held)
+                delivery = self._deliveries.pop(tag, None)
+            done = delivery is not None and settle(delivery)
             answers.append(Answer.HELD if done else Answer.LOST)
         return answers
 

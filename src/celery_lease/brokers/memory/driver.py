@@ -44,15 +44,15 @@ class Store:
     """The leases of this process."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self.held: dict[str, Delivery] = {}
+        self.deliveries: dict[str, Delivery] = {}
         self.tokens = itertools.count(1)
         #: Guards ``held``, ``keys`` and what is in them; taken by any thread, for a moment.
         self.lock = threading.Lock()
         self.clock = clock or SystemClock()
         self.keys = Keys(
             now=self._now,
-            is_valid=lambda tag, now: tag in self.held and now < self.held[tag].expiry,
-            about=lambda tag: self.held[tag].about if tag in self.held else {},
+            is_valid=lambda tag, now: tag in self.deliveries and now < self.deliveries[tag].expiry,
+            about=lambda tag: self.deliveries[tag].about if tag in self.deliveries else {},
             put=_put_in_front,
             end=lambda tag: self.requeue(tag, orderly=False, front=True),
         )
@@ -62,21 +62,21 @@ class Store:
 
     def requeue(self, tag: str, *, orderly: bool, front: bool) -> bool:
         """Return a message to its queue, counters included; the caller holds the lock."""
-        held = self.held.pop(tag, None)
-        if held is None:
+        delivery = self.deliveries.pop(tag, None)
+        if delivery is None:
             return False
-        counters = [held.deliveries, held.losses + (not orderly)]
-        raw = {**held.raw, COUNTERS: counters, "redelivered": True}
-        _put(held.queue, raw, front=front)
-        self.keys.released(tag, held.exclusive)
+        counters = [delivery.deliveries, delivery.losses + (not orderly)]
+        raw = {**delivery.raw, COUNTERS: counters, "redelivered": True}
+        _put(delivery.queue, raw, front=front)
+        self.keys.released(tag, delivery.exclusive)
         return True
 
     def complete(self, tag: str) -> bool:
         """Forget a message for good, also a parked one; for who holds the lock."""
-        held = self.held.pop(tag, None)
-        if held is None:
+        delivery = self.deliveries.pop(tag, None)
+        if delivery is None:
             return self.keys.purge(tag)
-        self.keys.released(tag, held.exclusive)
+        self.keys.released(tag, delivery.exclusive)
         return True
 
 
@@ -141,7 +141,7 @@ class MemoryDriver(VirtualDriver):
             parked_at=raw[PLACE][2] + self._epoch() if PLACE in raw else None,
         )
         with self._store.lock:
-            self._store.held[claim.tag] = Delivery(
+            self._store.deliveries[claim.tag] = Delivery(
                 raw=raw,
                 queue=queue,
                 deliveries=claim.deliveries,
@@ -156,15 +156,21 @@ class MemoryDriver(VirtualDriver):
     def take_key(self, tag: str) -> KeyAnswer:
         """Take the key of a task that is about to start."""
         with self._store.lock:
-            held, keys = self._store.held.get(tag), self._store.keys
-            if held is None or held.exclusive is None or self._clock.now() >= held.expiry:
+            delivery, keys = self._store.deliveries.get(tag), self._store.keys
+            if (
+                delivery is None
+                or delivery.exclusive is None
+                or self._clock.now() >= delivery.expiry
+            ):
                 return KeyAnswer(Verdict.LOST)
-            if keys.take(tag, held.exclusive):
-                held.waits = False
+            if keys.take(tag, delivery.exclusive):
+                delivery.waits = False
                 return KeyAnswer(Verdict.HELD)
-            answer = keys.turn_away(tag, held.raw, held.queue, held.about, held.exclusive)
+            answer = keys.turn_away(
+                tag, delivery.raw, delivery.queue, delivery.about, delivery.exclusive
+            )
             if answer.verdict is Verdict.PARKED:
-                del self._store.held[tag]
+                del self._store.deliveries[tag]
             return answer
 
     def keys_in_use(self) -> list[KeyUse]:
@@ -214,7 +220,7 @@ class MemoryDriver(VirtualDriver):
             self._store.keys.tend(self._clock.wall().timestamp())
             late = self._late(limit)
             for each in late:
-                waits = self._store.held[each.tag].waits
+                waits = self._store.deliveries[each.tag].waits
                 self._store.requeue(each.tag, orderly=waits, front=True)
         return late
 
@@ -224,17 +230,17 @@ class MemoryDriver(VirtualDriver):
             return self._late(limit)
 
     def _extend(self, renewal: Renewal, now: float) -> Answer:
-        held = self._store.held.get(renewal.tag)
-        if held is None or (now >= held.expiry and not renewal.late):
+        delivery = self._store.deliveries.get(renewal.tag)
+        if delivery is None or (now >= delivery.expiry and not renewal.late):
             return Answer.LOST
-        held.expiry = now + renewal.seconds
+        delivery.expiry = now + renewal.seconds
         return Answer.HELD
 
     def _begin(self, tag: str) -> bool:
-        held = self._store.held.get(tag)
-        if held is not None:
-            held.waits = False
-        return held is not None
+        delivery = self._store.deliveries.get(tag)
+        if delivery is not None:
+            delivery.waits = False
+        return delivery is not None
 
     def _each(self, tags: Sequence[str], act: Callable[[str], bool]) -> list[Answer]:
         with self._store.lock:
@@ -242,8 +248,12 @@ class MemoryDriver(VirtualDriver):
 
     def _late(self, limit: int) -> list[Reaped]:
         now = self._clock.now()
-        late = ((tag, held) for tag, held in self._store.held.items() if now >= held.expiry)
+        late = (
+            (tag, delivery)
+            for tag, delivery in self._store.deliveries.items()
+            if now >= delivery.expiry
+        )
         return [
-            Reaped(tag=tag, queue=held.queue, late=now - held.expiry, about=held.about)
-            for tag, held in itertools.islice(late, limit)
+            Reaped(tag=tag, queue=delivery.queue, late=now - delivery.expiry, about=delivery.about)
+            for tag, delivery in itertools.islice(late, limit)
         ]
