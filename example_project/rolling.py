@@ -98,11 +98,11 @@ class Rolling:
     def _restart(self, worker: Worker, screen: Screen, deadline: float) -> None:
         """Tell a worker to stop, start it anew when it has left, and wait until it has work."""
         screen.say(f"SIGTERM to {short(worker.name)}, pid {worker.pid}")
-        told, ready = time.monotonic(), _ready(worker)
+        asked_at, ready = time.monotonic(), _ready(worker)
         worker.terminate()
-        worker.wait(told + PATIENCE)
+        worker.wait(asked_at + PATIENCE)
         code = worker.process.returncode if worker.process else None
-        took = time.monotonic() - told
+        took = time.monotonic() - asked_at
         self.restarts.append(Restart(worker=worker.name, code=code, seconds=took))
         worker.end()
         worker.start()
