@@ -18,7 +18,7 @@ class Offset:
 
     @classmethod
     def of(cls, reported: float, asked: float, answered: float) -> Offset:
-        """Return the offset of a clock that *reported* its time between two of this one."""
+        """Return the offset of a clock that *reported* a time between two readings of this."""
         return cls(reported - answered, reported - asked)
 
     @property

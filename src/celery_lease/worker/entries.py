@@ -76,7 +76,7 @@ class LeaseEntry:
     #: rule decides then. The main thread sets it once, before the pool gets the task.
     grace: float = 0.0
     dead_since: float = 0.0  #: when the keeper first saw that the process is dead
-    begin_sent: bool = False  #: the broker was informed of the begin, or will be; under the lock
+    begin_sent: bool = False  #: the broker knows that it has begun, or will; under the lock
     unproven: bool = False  #: observe mode: heartbeat mode would have lost it
     worker: str = ""  #: the holder's identity; for the log
     why: dict[str, object] = field(default_factory=dict)  #: the facts known of its loss
