@@ -42,21 +42,21 @@ class Hooked(LeasedTask):
     """A task whose hooks note that they were called, and hold a lock of each kind."""
 
     heard: list[str]
-    told: list[tuple[Any, ...]]
+    reported: list[tuple[Any, ...]]
 
     def on_success(self, *_: Any) -> None:
         self.heard.append("on_success")
 
     def on_failure(self, exc: Any, *args: Any) -> None:
         self.heard.append("on_failure")
-        self.told.append((exc, self.request.id, *args[:3]))
+        self.reported.append((exc, self.request.id, *args[:3]))
 
     def on_retry(self, *_: Any) -> None:
         self.heard.append("on_retry")
 
     def after_return(self, *args: Any) -> None:
         self.heard.append("after_return")
-        self.told.append(args[:5])
+        self.reported.append(args[:5])
 
 
 def after() -> None:
@@ -77,7 +77,7 @@ class Play:
 
         for name in ("link", "errback"):
             self.app.task(after, name=name, shared=False, lazy=False)
-        task.heard, task.told, self.task = self.heard, [], task
+        task.heard, task.reported, self.task = self.heard, [], task
         returned = task.backend.on_chord_part_return = Mock()
         returned.side_effect = lambda _, state, *__, **___: self.heard.append(f"chord {state}")
         for name in SIGNALS:
@@ -113,7 +113,7 @@ class Play:
         failed = int(bool(traced.info))
         self.request.on_success((failed, traced.retval if failed else repr(traced.retval), 0.1))
 
-    def told(self, exc: BaseException) -> None:
+    def reported(self, exc: BaseException) -> None:
         """Let the pool tell of a failure that no process has stored."""
         self.request.on_failure(raised(exc))
 

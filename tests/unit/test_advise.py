@@ -56,8 +56,8 @@ def test_quantiles_are_right_by_a_class_and_the_longest_is_exact() -> None:
 def test_what_workers_tell_is_added_up() -> None:
     """Also what an older worker does not tell, and a newer one tells besides."""
     one, other = paced(1.0, 3.0, late=1), paced(3.0, 9.0, lost=2, longest_run=99.0)
-    told = {"paces": {"t": {**other.to_dict(), "later": 1}}}
-    found = merged({"b": told, "a": {"paces": {"t": one.to_dict()}}, "old": {}})["t"]
+    reply = {"paces": {"t": {**other.to_dict(), "later": 1}}}
+    found = merged({"b": reply, "a": {"paces": {"t": one.to_dict()}}, "old": {}})["t"]
     assert (found.gaps.total(), found.longest_gap) == (4, 9.0)
     assert (found.runs, found.longest_run, found.late, found.lost) == (200, 99.0, 1, 2)
 
@@ -132,9 +132,9 @@ def test_the_names_of_tasks_are_bounded(bench: Bench) -> None:
     for number in range(MOST_PAIRS + 5):
         bench.run(str(number), task=f"t{number}")
         bench.leases.complete(str(number))
-    told = bench.leases.paces.to_dict()
-    assert len(told) == MOST_PAIRS + 1
-    assert told[OTHERS[0]]["runs"] == 5
+    paces = bench.leases.paces.to_dict()
+    assert len(paces) == MOST_PAIRS + 1
+    assert paces[OTHERS[0]]["runs"] == 5
 
 
 def test_a_worker_tells_it_when_it_is_asked(bench: Bench) -> None:
@@ -207,10 +207,10 @@ def test_lines_for_the_configuration_are_what_the_task_gets(namespace: str) -> N
 
 def test_evidence_is_told_in_words() -> None:
     """Count, quantiles and the longest of the gaps; runs; what was or would have been lost."""
-    told = "\n".join(in_words({"t": paced(1.0, 25.0, late=1, lost=2)}, 60))
-    assert "t: lease_mode heartbeat, lease_extension 120 s, lease_interval 24 s" in told
-    assert "100 runs, the longest 60s; 2 gaps between beats, half of them up to 1.1s" in told
-    assert "99 % up to 25s, the longest 25s" in told
-    assert "1 run with a gap longer than the lease; 2 runs lost" in told
-    assert "now: lease_mode observe, lease_extension 300 s" in told
+    text = "\n".join(in_words({"t": paced(1.0, 25.0, late=1, lost=2)}, 60))
+    assert "t: lease_mode heartbeat, lease_extension 120 s, lease_interval 24 s" in text
+    assert "100 runs, the longest 60s; 2 gaps between beats, half of them up to 1.1s" in text
+    assert "99 % up to 25s, the longest 25s" in text
+    assert "1 run with a gap longer than the lease; 2 runs lost" in text
+    assert "now: lease_mode observe, lease_extension 300 s" in text
     assert "no leased task has run" in "\n".join(in_words({}, 60))

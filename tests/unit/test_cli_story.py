@@ -27,7 +27,7 @@ LOSS = {
 
 def row(**facts: Any) -> LeaseRow:
     """Return a lease as its worker describes it."""
-    told = {
+    usual = {
         "hostname": "w1@h",
         "task": "proj.work",
         "id": "x",
@@ -49,12 +49,12 @@ def row(**facts: Any) -> LeaseRow:
         "mode": "heartbeat",
         **facts,
     }
-    return LeaseRow.from_reply("w1@h", "w1@h", told)
+    return LeaseRow.from_reply("w1@h", "w1@h", usual)
 
 
 def recorded(**facts: Any) -> LeaseRow:
     """Return a lease as its broker has it."""
-    told: dict[str, Any] = {
+    usual: dict[str, Any] = {
         "tag": "t#1",
         "task_id": "x",
         "task": "proj.work",
@@ -66,7 +66,7 @@ def recorded(**facts: Any) -> LeaseRow:
         "since": NOW - 50,
         "remaining": 41.0,
     }
-    lease = Recorded(**{**told, **facts})
+    lease = Recorded(**{**usual, **facts})
     return LeaseRow.recorded(lease, RESTING if lease.resting else ORPHANED)
 
 
@@ -85,16 +85,16 @@ def test_a_parked_task_is_told_with_its_key_its_holder_and_its_position() -> Non
         for each in ("holder", "first", "x")
     ]
     use = KeyUse(key="import:7", limit=1, holders=users[:1], parked=users[1:])
-    told = story(parked=Parked(use=use, user=users[2], position=2))
+    text = story(parked=Parked(use=use, user=users[2], position=2))
     assert (
         "proj.work[x] waits for key import:7, held by proj.work[holder] on w1@h since "
         "2030-01-01 00:00:50 UTC; position 2 of 2, since 2030-01-01 00:00:50 UTC (50s)."
-    ) in told
-    assert "the first in the line is returned to the front of its queue" in told
+    ) in text
+    assert "the first in the line is returned to the front of its queue" in text
     free = KeyUse(key="import:7", limit=1, parked=users[1:])
-    told = story(parked=Parked(use=free, user=users[2], position=2))
-    assert "which nobody holds" in told
-    assert "returns it to the front of queue q" in told
+    text = story(parked=Parked(use=free, user=users[2], position=2))
+    assert "which nobody holds" in text
+    assert "returns it to the front of queue q" in text
 
 
 def story(**facts: Any) -> str:
@@ -170,9 +170,9 @@ def test_a_holder_that_does_not_reply_is_told_from_the_record() -> None:
 def test_a_waiting_message_is_told_with_its_place() -> None:
     """And that nobody is there to take it."""
     waiting = Waiting(queue="q", ahead=7, tag="t", task="proj.work", deliveries=1, losses=1)
-    told = story(waiting=waiting, losses=[LOSS], replied=0)
-    assert "waits in queue q, 7 before it, delivered 1 time so far, lost 1 time" in told
-    assert "no worker replied" in told
+    text = story(waiting=waiting, losses=[LOSS], replied=0)
+    assert "waits in queue q, 7 before it, delivered 1 time so far, lost 1 time" in text
+    assert "no worker replied" in text
     assert "no worker replied" not in story(waiting=waiting)
 
 
@@ -188,10 +188,10 @@ def test_a_dead_letter_is_told_with_the_way_back() -> None:
         history=(LOSS,),
         text=b"",
     )
-    told = story(dead=[letter])
-    assert "is a dead letter in queue q.dead since 2030-01-01 00:01:40 UTC" in told
-    assert "delivery 1 to w0@h:9:ab" in told
-    assert "celery -A APP lease dead retry x" in told
+    text = story(dead=[letter])
+    assert "is a dead letter in queue q.dead since 2030-01-01 00:01:40 UTC" in text
+    assert "delivery 1 to w0@h:9:ab" in text
+    assert "celery -A APP lease dead retry x" in text
 
 
 def test_a_task_that_is_over_is_told_by_its_result() -> None:
@@ -199,16 +199,16 @@ def test_a_task_that_is_over_is_told_by_its_result() -> None:
     over = Result(state="SUCCESS", done_at=NOW)
     assert story(result=over) == "It is over since 2030-01-01 00:01:40 UTC: its result is SUCCESS."
     failed = Result(state="FAILURE", error="ValueError: no film", worker="w1@h")
-    told = story(result=failed, broker="amqp", records=False, askable=False)
-    assert told == "It is over: its result is FAILURE, ValueError: no film, run by w1@h."
+    text = story(result=failed, broker="amqp", records=False, askable=False)
+    assert text == "It is over: its result is FAILURE, ValueError: no film, run by w1@h."
     assert "in the result backend is RETRY" in story(result=Result(state="RETRY"))
     assert "result backend says nothing" in story(result=None, held=[row()])
 
 
 def test_a_task_that_nobody_knows_is_told_as_such() -> None:
     """Who was asked, and what that may mean."""
-    told = story()
-    assert "Nobody knows x: not the 1 worker that replied, the broker or the result" in told
+    text = story()
+    assert "Nobody knows x: not the 1 worker that replied, the broker or the result" in text
     assert not Facts(task_id="x", replied=1).is_known
 
 
@@ -238,16 +238,16 @@ def test_what_a_broker_cannot_tell_is_told_with_where_to_look(
 ) -> None:
     """Without a record of its own, and where even workers cannot be asked."""
     facts = {"broker": broker, "records": False, "askable": askable, "searched": not askable}
-    told = story(replied=2, **facts)
-    assert not [each for each in words if each not in told], told
-    assert "cannot be asked" not in told or not askable
-    assert "Why earlier deliveries ended is in the workers' logs." in told
+    text = story(replied=2, **facts)
+    assert not [each for each in words if each not in text], text
+    assert "cannot be asked" not in text or not askable
+    assert "Why earlier deliveries ended is in the workers' logs." in text
 
 
 def test_a_broker_with_a_rule_of_its_own_is_not_spoken_for() -> None:
     """RabbitMQ gives out again what is not acknowledged, and has its own limits."""
-    told = story(held=[row()], broker="amqp", records=False, reaps=False, dead_letter_queue="")
-    assert "RabbitMQ delivers it again from queue q; 1 of its deliveries was lost so far" in told
+    text = story(held=[row()], broker="amqp", records=False, reaps=False, dead_letter_queue="")
+    assert "RabbitMQ delivers it again from queue q; 1 of its deliveries was lost so far" in text
 
 
 def test_a_checkpoint_is_told_with_its_age_and_loops() -> None:

@@ -347,16 +347,16 @@ def test_a_step_named_by_a_string_is_found_in_the_app_s_sets(app: Celery) -> Non
 
 def test_steps_are_told_of_the_end_after_the_pool_is_empty() -> None:
     """The worker's ``on_stopped`` shuts the consumer down, which tells each step."""
-    told: list[str] = []
-    timer = SimpleNamespace(stop=lambda: told.append("timer"))
+    called: list[str] = []
+    timer = SimpleNamespace(stop=lambda: called.append("timer"))
     consumer = SimpleNamespace(
-        perform_pending_operations=lambda: told.append("operations"),
-        steps=[SimpleNamespace(shutdown=lambda _: told.append("step"), name="s", alias="s")],
+        perform_pending_operations=lambda: called.append("operations"),
+        steps=[SimpleNamespace(shutdown=lambda _: called.append("step"), name="s", alias="s")],
         blueprint=Consumer.Blueprint(),
     )
     consumer.shutdown = lambda: Consumer.shutdown(consumer)
     WorkController.on_stopped(SimpleNamespace(timer=timer, consumer=consumer, pidlock=None))
-    assert told == ["timer", "operations", "step"]
+    assert called == ["timer", "operations", "step"]
 
 
 def test_a_lost_connection_makes_the_pool_forget_what_nobody_accepted() -> None:
@@ -390,15 +390,15 @@ def test_task_processes_die_with_the_main_process() -> None:
 
 def test_apps_to_come_are_told_of_a_shared_task() -> None:
     """``connect_on_app_finalize`` and the list of apps that are there already."""
-    told: list[Celery] = []
+    called: list[Celery] = []
     callbacks = set(_state._on_app_finalizers)
     try:
-        _state.connect_on_app_finalize(told.append)
+        _state.connect_on_app_finalize(called.append)
         app = Celery("shared", set_as_current=False)
         app.finalize()
     finally:
         _state._on_app_finalizers.intersection_update(callbacks)
-    assert told == [app]
+    assert called == [app]
     assert app in set(_state._get_active_apps())
     assert callable(_state.get_current_app)
 

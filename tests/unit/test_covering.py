@@ -87,9 +87,9 @@ def test_a_run_whose_lease_is_gone_does_not_start(app: Celery, delivery: Deliver
         ran.append(1)
 
     delivery.taken()
-    failed, told, _ = run(delivery, f)
+    failed, answer, _ = run(delivery, f)
     assert (failed, ran) == (1, [])
-    assert isinstance(told.exception.exc, Discarded)
+    assert isinstance(answer.exception.exc, Discarded)
 
 
 def test_the_result_of_a_lost_run_is_thrown_away(app: Celery, delivery: Delivery) -> None:
@@ -100,9 +100,9 @@ def test_the_result_of_a_lost_run_is_thrown_away(app: Celery, delivery: Delivery
         delivery.taken()
         return 1
 
-    failed, told, _ = run(delivery, f, chain=[f.s()])
+    failed, answer, _ = run(delivery, f, chain=[f.s()])
     assert failed == 1
-    assert isinstance(told.exception.exc, Discarded)
+    assert isinstance(answer.exception.exc, Discarded)
     assert (delivery.state(f), sent(app)) == ("PENDING", [])
 
 
@@ -123,9 +123,9 @@ def test_a_lost_run_sends_nothing_in_its_place(app: Celery, delivery: Delivery, 
             seen.append(exc)
             raise
 
-    failed, told, _ = run(delivery, f)
+    failed, answer, _ = run(delivery, f)
     assert failed == 1
-    assert isinstance(told.exception.exc, Discarded)
+    assert isinstance(answer.exception.exc, Discarded)
     assert len(seen) == (way != "autoretry")
     assert (delivery.state(f), sent(app)) == ("PENDING", [])
 
@@ -270,9 +270,9 @@ def test_an_early_task_that_is_not_granted_does_not_start(delivery: Delivery, ho
             board.allow(heir, host_seconds() + 100)
             granting.Grants(board).grant(heir, 0.0)
 
-    failed, told, _ = start(delivery, end)
+    failed, answer, _ = start(delivery, end)
     assert failed == 1
-    assert isinstance(told.exception.exc, Discarded)
+    assert isinstance(answer.exception.exc, Discarded)
 
 
 def test_an_early_task_does_not_start_without_its_worker(
@@ -287,8 +287,8 @@ def test_an_early_task_does_not_start_without_its_worker(
 def test_an_early_task_whose_process_cannot_reach_the_board_says_so(delivery: Delivery) -> None:
     """Whether it was granted cannot be known."""
     ticket = {**delivery.ticket, "board": "/nowhere/at/all"}
-    _, told, _ = covering.start(ticket, lambda *_: 1, "t")
-    assert isinstance(told.exception.exc, OutOfReach)
+    _, answer, _ = covering.start(ticket, lambda *_: 1, "t")
+    assert isinstance(answer.exception.exc, OutOfReach)
 
 
 def test_a_process_without_the_fast_way_takes_the_current_app(
@@ -307,7 +307,7 @@ def test_a_process_without_the_fast_way_takes_the_current_app(
     def target(*args: Any) -> Any:
         return celery_trace.trace_task_ret(*args, app=app)
 
-    told = covering.trace(
+    answer = covering.trace(
         ticket, target, f.name, delivery.task_id, request, ((), {}, {}), None, None
     )
-    assert told[:2] == (0, "True")
+    assert answer[:2] == (0, "True")

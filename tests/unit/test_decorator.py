@@ -171,9 +171,9 @@ def test_a_function_that_a_call_does_not_run_is_refused_where_it_is_written(
 
     Failed before with: did not raise.
     """
-    with pytest.raises(LeaseConfigError, match=r"run = .*(asyncio\.run|a list)") as told:
+    with pytest.raises(LeaseConfigError, match=r"run = .*(asyncio\.run|a list)") as raised:
         leased_task(function) if bare else leased_task(name="wrong")(function)
-    assert (function.__name__ if bare else "'wrong'") in str(told.value)
+    assert (function.__name__ if bare else "'wrong'") in str(raised.value)
     make_app().finalize()
 
 

@@ -151,8 +151,8 @@ def test_who_may_change_something_does_it_by_the_page_s_own_forms(
 
         def send(made: Any, fields: dict[str, str], place: str = PAGE, **headers: str) -> int:
             kind, there = "application/x-www-form-urlencoded", f"{place}do/cancel"
-            told = {name.replace("_", "-"): value for name, value in headers.items()}
-            answer = made.post(there, urlencode(fields), content_type=kind, headers=told)
+            sent = {name.replace("_", "-"): value for name, value in headers.items()}
+            answer = made.post(there, urlencode(fields), content_type=kind, headers=sent)
             return int(answer.status_code)
 
         assert f'action="{PAGE}do/cancel"' not in text(bob.get(f"{PAGE}task?id=id-00000"))
@@ -259,8 +259,8 @@ def test_a_project_whose_app_nobody_imported_is_told(monkeypatch: pytest.MonkeyP
 def test_ids_are_those_of_the_docs_and_cover_the_doctor_s_checks() -> None:
     """A check without a number would end ``manage.py`` with a traceback."""
     page = (ROOT / "docs" / "django.md").read_text()
-    told = set(re.findall(r"\| `celery_lease\.[IWE/]+(\d+)` \|", page))
-    assert told == {f"{number:03}" for number in checks.NUMBERS.values()}
+    listed = set(re.findall(r"\| `celery_lease\.[IWE/]+(\d+)` \|", page))
+    assert listed == {f"{number:03}" for number in checks.NUMBERS.values()}
     home = Path(examine.__file__).parent
     code = "".join((home / f"{name}.py").read_text() for name in ("settings", "tasks"))
     named = set(re.findall(r'"((?:settings|tasks)\.\w+)"', code))

@@ -456,12 +456,12 @@ def test_the_command_writes_json_of_an_app_that_it_cannot_serve() -> None:
     context = SimpleNamespace(app=app, no_color=True)
     result = CliRunner().invoke(lease, ["doctor", "--json"], obj=context)
     assert result.exit_code == 1, result.output
-    told = json.loads(result.output)
-    found = {each["check"]: each for each in told["findings"]}
+    document = json.loads(result.output)
+    found = {each["check"]: each for each in document["findings"]}
     assert found["tasks.import"]["severity"] == "error"
     assert "no_such_module_here" in found["tasks.import"]["what"]
     assert found["broker.supported"]["severity"] == "error"
-    assert told["counts"]["error"] == 2
+    assert document["counts"]["error"] == 2
 
 
 def test_no_rule_holds_beside_a_broken_one(app: Celery) -> None:

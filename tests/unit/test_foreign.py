@@ -86,16 +86,16 @@ def test_a_message_that_celery_cannot_handle_is_rejected_with_a_line_and_a_signa
     headers: object, payload: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No error gets out, which would end the worker."""
-    told: list[object] = []
+    handed_on: list[object] = []
 
     def hear(message: object, **_: object) -> None:
-        told.append(message)
+        handed_on.append(message)
 
     signals.task_rejected.connect(hear)  # type: ignore[attr-defined]
     handled = Handled(headers, payload).run()
     assert handled.rejected
     assert not handled.started
-    assert told == [handled.message]
+    assert handed_on == [handled.message]
     assert caplog.text.count("message is no task's, rejected") == 1
 
 

@@ -73,12 +73,12 @@ def test_beats_within_one_clock_tick_are_told_apart(heartbeat: Heartbeat) -> Non
 
 def test_callbacks_run_at_every_beat_in_the_order_they_were_added(heartbeat: Heartbeat) -> None:
     """Breaks when a callback is skipped, doubled or reordered."""
-    told: list[str] = []
-    heartbeat.add_callback(lambda: told.append("first"))
-    heartbeat.add_callback(lambda: told.append("second"))
+    called: list[str] = []
+    heartbeat.add_callback(lambda: called.append("first"))
+    heartbeat.add_callback(lambda: called.append("second"))
     heartbeat.beat()
     heartbeat.beat()
-    assert told == ["first", "second"] * 2
+    assert called == ["first", "second"] * 2
 
 
 def test_a_callback_sees_the_beat_that_called_it(clock: FakeClock, heartbeat: Heartbeat) -> None:
@@ -94,15 +94,15 @@ def test_a_failing_callback_is_logged_with_its_traceback_and_skipped(
     heartbeat: Heartbeat, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Breaks when a failure reaches the work, silences later callbacks or leaves no traceback."""
-    told: list[str] = []
+    called: list[str] = []
 
     def fail() -> None:
         raise ValueError("metrics are down")
 
     heartbeat.add_callback(fail)
-    heartbeat.add_callback(lambda: told.append("after"))
+    heartbeat.add_callback(lambda: called.append("after"))
     heartbeat.beat()
-    assert told == ["after"]
+    assert called == ["after"]
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert "metrics are down" in caplog.text
@@ -122,19 +122,19 @@ def test_an_interrupt_in_a_callback_ends_the_work(heartbeat: Heartbeat) -> None:
 
 def test_a_removed_callback_is_not_told_any_more(heartbeat: Heartbeat) -> None:
     """Breaks when removing does nothing, or removes the wrong or both of two registrations."""
-    told: list[str] = []
+    called: list[str] = []
 
     def removed() -> None:
-        told.append("removed")
+        called.append("removed")
 
     heartbeat.add_callback(removed)
-    heartbeat.add_callback(lambda: told.append("kept"))
+    heartbeat.add_callback(lambda: called.append("kept"))
     heartbeat.add_callback(removed)
     heartbeat.remove_callback(removed)
     heartbeat.beat()
     heartbeat.remove_callback(removed)
     heartbeat.beat()
-    assert told == ["kept", "removed", "kept"]
+    assert called == ["kept", "removed", "kept"]
 
 
 def test_removing_a_callback_that_is_not_registered_is_an_error(heartbeat: Heartbeat) -> None:
@@ -145,17 +145,17 @@ def test_removing_a_callback_that_is_not_registered_is_an_error(heartbeat: Heart
 
 def test_a_callback_may_change_the_callbacks(heartbeat: Heartbeat) -> None:
     """Breaks when callbacks run under the lock or over a list that changes under them."""
-    told: list[str] = []
+    called: list[str] = []
 
     def once() -> None:
-        told.append("once")
+        called.append("once")
         heartbeat.remove_callback(once)
-        heartbeat.add_callback(lambda: told.append("later"))
+        heartbeat.add_callback(lambda: called.append("later"))
 
     heartbeat.add_callback(once)
     heartbeat.beat()
     heartbeat.beat()
-    assert told == ["once", "later"]
+    assert called == ["once", "later"]
 
 
 def test_a_callback_that_hangs_holds_up_no_other_thread(
@@ -211,20 +211,20 @@ def test_a_beat_that_was_overtaken_does_not_turn_back_the_time(clock: FakeClock)
 
 def test_no_beat_of_many_threads_is_lost(heartbeat: Heartbeat) -> None:
     """Breaks when counting or telling is not safe among threads."""
-    told: list[None] = []
-    heartbeat.add_callback(lambda: told.append(None))
+    called: list[None] = []
+    heartbeat.add_callback(lambda: called.append(None))
 
     def beat() -> None:
         for _ in range(2000):
             heartbeat.beat()
 
     in_threads(4, beat)
-    assert heartbeat.beats == len(told) == 8000
+    assert heartbeat.beats == len(called) == 8000
 
 
 def test_registering_and_removing_in_many_threads_loses_no_callback(heartbeat: Heartbeat) -> None:
     """Breaks when one thread's registration is written over by another's removal."""
-    told: list[None] = []
+    called: list[None] = []
 
     class Passing:
         def __eq__(self, other: object) -> bool:  # comparing is where removals can be interrupted
@@ -239,7 +239,7 @@ def test_registering_and_removing_in_many_threads_loses_no_callback(heartbeat: H
         for _ in range(100):
             passing = Passing()
             heartbeat.add_callback(passing)
-            heartbeat.add_callback(lambda: told.append(None))
+            heartbeat.add_callback(lambda: called.append(None))
             heartbeat.remove_callback(passing)
 
     switching = sys.getswitchinterval()
@@ -249,7 +249,7 @@ def test_registering_and_removing_in_many_threads_loses_no_callback(heartbeat: H
     finally:
         sys.setswitchinterval(switching)
     heartbeat.beat()
-    assert len(told) == 400
+    assert len(called) == 400
 
 
 def test_the_host_clock_is_the_default() -> None:

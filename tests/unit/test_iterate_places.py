@@ -182,7 +182,7 @@ def test_a_place_is_saved_before_the_task_may_run_elsewhere(
     def look(*_: Any, **__: Any) -> None:
         found.extend(json.loads(path.read_text()) for path in tmp_path.glob("*.checkpoint"))
 
-    def told(run: Run, outcome: Any) -> None:
+    def check(run: Run, outcome: Any) -> None:
         look()
         end(run, outcome)
 
@@ -200,7 +200,7 @@ def test_a_place_is_saved_before_the_task_may_run_elsewhere(
     if way == "retry":
         before_task_publish.connect(look, weak=False)
     else:
-        monkeypatch.setattr(Run, "end", told)
+        monkeypatch.setattr(Run, "end", check)
     try:
         delivery.trace(trying)
     finally:

@@ -19,7 +19,7 @@ from unit.fake_broker import Bench
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "cause"),
     [
         (-9, "SIGKILL, perhaps out of memory"),
         (-11, "SIGSEGV"),
@@ -28,10 +28,10 @@ from unit.fake_broker import Bench
         (0, "exit code 0"),
     ],
 )
-def test_the_signal_or_exit_code_of_a_process_is_the_cause(status: int, told: str) -> None:
+def test_the_signal_or_exit_code_of_a_process_is_the_cause(status: int, cause: str) -> None:
     """By billiard's own words; notices when they change."""
     text = f"Worker exited prematurely: {human_status(status)} Job: 9."
-    assert loss.cause_of_death(text) == told
+    assert loss.cause_of_death(text) == cause
 
 
 def test_other_words_stay_as_they_are() -> None:

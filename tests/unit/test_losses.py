@@ -80,9 +80,9 @@ def test_what_was_known_of_a_loss_is_kept_with_its_message() -> None:
     losses.lost("a1", {"cause": "SIGSEGV"})
     losses.lost("a1", {"cause": "again"})
     losses.delivered("a2", "a", again=True)
-    (told,) = losses.history("a2")
-    assert told.pop("since") <= told.pop("ended")
-    assert told == {"reason": "given up", "worker": "w", "cause": "SIGSEGV"}
+    (history,) = losses.history("a2")
+    assert history.pop("since") <= history.pop("ended")
+    assert history == {"reason": "given up", "worker": "w", "cause": "SIGSEGV"}
     losses.ended(["a2"])
     assert losses.history("a2") == []
     losses.delivered("a3", "a", again=False)
@@ -96,11 +96,11 @@ def test_a_history_fits_beside_its_message() -> None:
         losses.delivered(f"a{number}", "a", again=True, number=number)
         losses.lost(f"a{number}", {"stack": "x" * 2000})
     losses.delivered("a", "a", again=True)
-    told = losses.history("a")
-    assert len(json.dumps(told)) <= ROOM
-    assert [each["number"] for each in told] == list(range(5, KEPT_OF_EACH + 5))
-    assert "stack" in told[-1]
-    assert "stack" not in told[0]
+    history = losses.history("a")
+    assert len(json.dumps(history)) <= ROOM
+    assert [each["number"] for each in history] == list(range(5, KEPT_OF_EACH + 5))
+    assert "stack" in history[-1]
+    assert "stack" not in history[0]
     few = losses.history("a", 300)
     assert len(json.dumps(few)) <= 300
     assert [each["number"] for each in few] == [22, 23, 24]

@@ -269,10 +269,10 @@ def test_what_cannot_be_mixed_is_refused_where_it_is_bound(
     way: Callable[[Any], Any], value: Any
 ) -> None:
     """The error names the task, the class and what to do."""
-    with pytest.raises(LeaseConfigError, match=r"Request = .*LeasedRequest") as told:
+    with pytest.raises(LeaseConfigError, match=r"Request = .*LeasedRequest") as raised:
         way(value)
-    assert "'own'" in str(told.value)
-    assert "\n" not in str(told.value)
+    assert "'own'" in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("path", ["own_requests:Nowhere", "no_such_module:Any", "own_requests:run"])
@@ -282,7 +282,7 @@ def test_a_name_that_leads_nowhere_is_refused_when_the_worker_starts(
     """Together with whatever else is wrong, in one line."""
     module.run = run  # type: ignore[attr-defined]
     app = make_app()
-    with pytest.raises(LeaseConfigError, match=r"Request = .*LeasedRequest") as told:
+    with pytest.raises(LeaseConfigError, match=r"Request = .*LeasedRequest") as raised:
         declared(app, Request=path)
         Policies(app, settings.load(app.conf)).check()
-    assert "'own'" in str(told.value)
+    assert "'own'" in str(raised.value)

@@ -185,11 +185,11 @@ def test_a_process_out_of_memory_is_a_lost_one() -> None:
 def test_what_stands_for_a_memory_error_says_what_it_was() -> None:
     """For logs and events; what the pool told is left as it was."""
     error = MemoryError("all")
-    told = _info(error)
-    before = told.exception
-    assert "all" in str(poison.survivable(told, error, stored=True).exception)
-    assert isinstance(poison.survivable(told, error, stored=False).exception, WorkerLostError)
-    assert told.exception is before
+    info = _info(error)
+    before = info.exception
+    assert "all" in str(poison.survivable(info, error, stored=True).exception)
+    assert isinstance(poison.survivable(info, error, stored=False).exception, WorkerLostError)
+    assert info.exception is before
 
 
 def _info(exc: BaseException) -> Any:

@@ -34,9 +34,9 @@ class Publishing(Bench):
         self.publisher = Publisher(self.leases, INTERVAL, self._store)
         self.leases.publishes, self.leases.on_end = True, self.publisher.close
 
-    def _store(self, _name: str, task_id: str, told: dict[str, Any], _request: Any) -> None:
+    def _store(self, _name: str, task_id: str, progress: dict[str, Any], _request: Any) -> None:
         self.meanwhile()
-        self.stored.append((task_id, told))
+        self.stored.append((task_id, progress))
 
     def say(self, held: LeaseEntry, done: float, note: str = "") -> None:
         """Report progress as the task does."""
@@ -49,7 +49,7 @@ class Publishing(Bench):
         self.clock.advance(seconds)
         before = len(self.stored)
         self.publisher.run_once()
-        return [told["done"] for _, told in self.stored[before:]]
+        return [progress["done"] for _, progress in self.stored[before:]]
 
 
 @pytest.fixture

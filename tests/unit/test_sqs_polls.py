@@ -104,12 +104,12 @@ def test_a_blocking_poll_asks_and_tells_what_tokens_are_made_of(
     known = client.meta.service_model.operation_model("ReceiveMessage").input_shape.members
     if not {*asked} <= {*known}:
         pytest.skip(f"this boto3 does not know {', '.join(asked)}")
-    told: list[Any] = []
-    assert watch(watch(client, told.append), told.append) is client
+    answers: list[Any] = []
+    assert watch(watch(client, answers.append), answers.append) is client
     names = {"ApproximateReceiveCount", "SentTimestamp"}
     with Stubber(client) as stub:
         answer = {"ResponseMetadata": {"HTTPHeaders": {"date": DATE}}, "Messages": []}
         sent = asked if name is None else {name: sorted(names)}
         stub.add_response("receive_message", answer, {"QueueUrl": "q", **sent})
         client.receive_message(QueueUrl="q", **asked)
-    assert [Poll(1.0).served(each) for each in told] == [Poll(1.0, 1_800_000_000)]
+    assert [Poll(1.0).served(each) for each in answers] == [Poll(1.0, 1_800_000_000)]

@@ -253,9 +253,9 @@ def test_what_a_lease_needs_cannot_be_switched_off(app: Celery, option: str) -> 
     """The error names task and option and says why, wherever it was asked for."""
     with pytest.raises(
         LeaseConfigError, match=rf"{option} .*(?s:.)*(acknowledged|returned)"
-    ) as told:
+    ) as raised:
         leased(app, name="mine", **{option: False})(nothing)
-    assert "'mine'" in str(told.value)
+    assert "'mine'" in str(raised.value)
     assert "mine" not in app.tasks
     with pytest.raises(LeaseConfigError, match=option):
         type("Early", (LeasedTask,), {option: False})

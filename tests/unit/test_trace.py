@@ -181,8 +181,8 @@ class Cluster:
         self, command: str, names: Sequence[str], _timeout: float, _arguments: dict[str, Any]
     ) -> dict[str, Any]:
         self.calls.append((command, tuple(names)))
-        told = {True: "task events already enabled", False: "task events enabled"}
-        return {name: {"ok": told[name in self.asked]} for name in names or self.names}
+        answers = {True: "task events already enabled", False: "task events enabled"}
+        return {name: {"ok": answers[name in self.asked]} for name in names or self.names}
 
 
 def test_workers_that_sent_no_events_before_send_none_afterwards() -> None:

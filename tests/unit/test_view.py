@@ -16,7 +16,7 @@ W1, W2 = "w1@h:7:ab", "w2@h:8:cd"
 
 def said(tag: str, **facts: Any) -> dict[str, Any]:
     """Return a lease as a worker describes it."""
-    told = {
+    usual = {
         "task": "proj.work",
         "id": tag.upper(),
         "tag": tag,
@@ -32,12 +32,12 @@ def said(tag: str, **facts: Any) -> dict[str, Any]:
         "max_deliveries": 3,
         "token": 5,
     }
-    return {**told, **facts}
+    return {**usual, **facts}
 
 
 def recorded(tag: str, worker: str = W1, **facts: Any) -> Recorded:
     """Return a lease as the broker has it on record."""
-    told: dict[str, Any] = {
+    usual: dict[str, Any] = {
         "tag": tag,
         "task_id": tag.upper(),
         "task": "proj.work",
@@ -49,7 +49,7 @@ def recorded(tag: str, worker: str = W1, **facts: Any) -> Recorded:
         "since": 1000.0,
         "remaining": 20.0,
     }
-    return Recorded(**{**told, **facts})
+    return Recorded(**{**usual, **facts})
 
 
 class Place:

@@ -43,7 +43,7 @@ LOSS = {
 
 
 def letter(number: int = 0, **facts: Any) -> DeadLetter:
-    told: dict[str, Any] = {
+    usual: dict[str, Any] = {
         "task_id": f"dead-{number:05}",
         "task": "video.publish",
         "queue": "celery.dead",
@@ -55,7 +55,7 @@ def letter(number: int = 0, **facts: Any) -> DeadLetter:
         "body": "WyJwYXNzd29yZCJd",
         "text": b"",
     }
-    return DeadLetter(**(told | facts))
+    return DeadLetter(**(usual | facts))
 
 
 class Letters:
@@ -132,14 +132,14 @@ def crew(*hands: Hand) -> Any:
 
 
 def worker(name: str = "w1@here", **facts: Any) -> WorkerAnswer:
-    told: dict[str, Any] = {
+    usual: dict[str, Any] = {
         "leased": True,
         "versions": {"celery": "5.7.0"},
         "queues": ("celery",),
         "settings": {"lease_extension": 60},
         "about": {"worker": f"{name}:7:ab", "pool": "prefork", "pid": 7},
     }
-    return WorkerAnswer(name=name, **(told | facts))
+    return WorkerAnswer(name=name, **(usual | facts))
 
 
 def test_workers_say_what_they_are_and_what_they_do(monkeypatch: pytest.MonkeyPatch) -> None:

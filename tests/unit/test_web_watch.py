@@ -190,23 +190,23 @@ def test_answers_are_kept_within_bounds() -> None:
     assert len(shared._answers) == MOST_ANSWERS
 
 
-def told(done: float, **facts: Any) -> LeaseRow:
+def row(done: float, **facts: Any) -> LeaseRow:
     return lease(progress=Progress(done=done, total=100), **facts)
 
 
 def test_a_rate_is_of_the_last_minute() -> None:
     """A task that resumed at 50 of 100 did not do those in a second."""
     rates = Rates()
-    assert rates.take([told(50)], 0.0) == {}
-    assert rates.take([told(51)], 1.0) == {}
-    assert rates.take([told(60)], 10.0)["tag-0"] == 1.0
+    assert rates.take([row(50)], 0.0) == {}
+    assert rates.take([row(51)], 1.0) == {}
+    assert rates.take([row(60)], 10.0)["tag-0"] == 1.0
     for second in range(11, 100):
-        found = rates.take([told(60)], float(second))
+        found = rates.take([row(60)], float(second))
     assert found["tag-0"] == 0.0
     assert rates.take([], 101.0) == {}
-    assert seconds_left(told(60), 4.0) == 10.0
-    assert seconds_left(told(60), 0.0) is None
-    assert seconds_left(told(100), 4.0) is None
+    assert seconds_left(row(60), 4.0) == 10.0
+    assert seconds_left(row(60), 0.0) is None
+    assert seconds_left(row(100), 4.0) is None
 
 
 def look(history: History, at: float, *rows: LeaseRow, workers: tuple[str, ...] = ()) -> None:

@@ -55,11 +55,11 @@ def fails(play: Play) -> None:
 
 
 def fails_in_its_pool(play: Play) -> None:
-    play.told(RuntimeError("of the pool"))
+    play.reported(RuntimeError("of the pool"))
 
 
 def reaches_its_limit_in_prefork(play: Play) -> None:
-    play.told(TimeLimitExceeded(1))
+    play.reported(TimeLimitExceeded(1))
     play.request.on_timeout(False, 1)  # noqa: FBT003
 
 
@@ -77,11 +77,11 @@ def is_retried(play: Play) -> None:
 
 
 def dies(play: Play) -> None:
-    play.told(WorkerLostError("signal 9"))
+    play.reported(WorkerLostError("signal 9"))
 
 
 def exits(play: Play) -> None:
-    play.told(SystemExit(1))
+    play.reported(SystemExit(1))
 
 
 def loses_its_lease(play: Play) -> None:
@@ -94,7 +94,7 @@ def loses_its_lease(play: Play) -> None:
 
 def is_revoked_after_its_lease(play: Play) -> None:
     play.leases.lost = True
-    play.told(Terminated(15))
+    play.reported(Terminated(15))
 
 
 def is_not_stored(play: Play) -> None:
@@ -150,11 +150,11 @@ def has_expired(play: Play) -> None:
 def is_terminated(play: Play) -> None:
     play.request.on_accepted(4711, 1.0)
     play.request.terminate(Mock(), "TERM")
-    play.told(Terminated(15))
+    play.reported(Terminated(15))
 
 
 def is_terminated_by_hand(play: Play) -> None:
-    play.told(Terminated(15))
+    play.reported(Terminated(15))
 
 
 def is_dead_lettered(play: Play) -> None:
@@ -226,7 +226,7 @@ def test_a_hook_is_told_what_it_needs_to_release_a_lock(
 ) -> None:
     """The task's id and arguments, the state, and an error that tells a cancelling apart."""
     way(play)
-    failure, returned = play.task.told
+    failure, returned = play.task.reported
     buried = way is is_dead_lettered
     assert isinstance(failure[0], TooManyDeliveries if buried else TaskRevokedError)
     given = (play.delivery.task_id, ["a.mp4"], {})

@@ -239,19 +239,19 @@ def test_a_step_that_is_added_when_a_worker_begins_is_one_of_its_own(
 def test_these_pools_tell_of_a_task_before_it_runs_in_its_own_thread(kind: str) -> None:
     """There an early task is acknowledged; a pool of greenlets does so, too."""
     pool = get_implementation(kind)(1, app=app_with())
-    told: list[tuple[str, int]] = []
+    called: list[tuple[str, int]] = []
     done = threading.Event()
     pool.start()
     pool.apply_async(
-        lambda: told.append(("target", threading.get_ident())),
+        lambda: called.append(("target", threading.get_ident())),
         (),
-        accept_callback=lambda *_: told.append(("accepted", threading.get_ident())),
+        accept_callback=lambda *_: called.append(("accepted", threading.get_ident())),
         callback=lambda *_: done.set(),
     )
     assert done.wait(10)
     pool.stop()
-    assert [each for each, _ in told] == ["accepted", "target"]
-    assert len({thread for _, thread in told}) == 1
+    assert [each for each, _ in called] == ["accepted", "target"]
+    assert len({thread for _, thread in called}) == 1
 
 
 def test_a_program_installs_the_parts_itself() -> None:
@@ -372,8 +372,8 @@ def test_an_answer_that_is_lost_is_asked_for_again() -> None:
     complete, answers = bench.driver.complete, [Answer.UNKNOWN]
 
     def deaf_once(tags: Any) -> list[Answer]:
-        told = complete(tags)
-        return [answers.pop()] if answers else told
+        done = complete(tags)
+        return [answers.pop()] if answers else done
 
     bench.driver.complete = deaf_once  # type: ignore[method-assign]
     assert bench.leases.complete_first("a")

@@ -53,7 +53,7 @@ class Still(PageWatch):
 def lease(number: int = 0, **facts: Any) -> LeaseRow:
     """Return a lease of a task that runs."""
     progress = facts.pop("progress", Progress(done=2, total=8, note="working"))
-    told: dict[str, Any] = {
+    usual: dict[str, Any] = {
         "task": "video.transcode",
         "id": f"id-{number:05}",
         "hostname": "w1@here",
@@ -72,7 +72,7 @@ def lease(number: int = 0, **facts: Any) -> LeaseRow:
         "mode": "heartbeat",
         "progress": progress,
     }
-    return LeaseRow(**(told | facts))
+    return LeaseRow(**(usual | facts))
 
 
 def client(watch: PageWatch, **options: Any) -> TestClient:
