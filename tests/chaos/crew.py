@@ -57,13 +57,13 @@ class Crew:
             self.died += 1
             self.replace(worker)
         now = time.monotonic()
-        for worker, told_at in list(self.leaving):
-            if worker.returncode is None and now - told_at < PATIENCE:
+        for worker, asked_at in list(self.leaving):
+            if worker.returncode is None and now - asked_at < PATIENCE:
                 continue
             if worker.returncode is None:
                 self.stuck += 1
                 worker.kill_group()
-            self.leaving.remove((worker, told_at))
+            self.leaving.remove((worker, asked_at))
 
     def dismiss(self) -> None:
         """Tell all workers to stop and wait until they have."""

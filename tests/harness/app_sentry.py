@@ -32,9 +32,9 @@ class ToLedger(Transport):
     def capture_envelope(self, envelope: Envelope) -> None:
         """Write down what the envelope tells."""
         for item in envelope.items:
-            told: Any = item.payload.json or {}
-            errors = [each["type"] for each in told.get("exception", {}).get("values", ())]
-            record(f"sentry {item.type}", task=told.get("transaction"), errors=errors)
+            payload: Any = item.payload.json or {}
+            errors = [each["type"] for each in payload.get("exception", {}).get("values", ())]
+            record(f"sentry {item.type}", task=payload.get("transaction"), errors=errors)
 
 
 class OwnTask(Task[Any, Any] if TYPE_CHECKING else Task):

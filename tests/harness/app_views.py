@@ -39,9 +39,9 @@ class Locking(LeasedTask):
         """Release it as celery-singleton does."""
         record("on_failure", task_id, error=type(exc).__name__)
 
-    def after_return(self, *told: Any) -> None:
+    def after_return(self, *arguments: Any) -> None:
         """Release it as celery-once does."""
-        status, _, task_id, *_ = told
+        status, _, task_id, *_ = arguments
         record("after_return", task_id, status=status)
 
 

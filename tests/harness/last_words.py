@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from harness.processes import LocalProcess
 
 #: By Python, and without it.
-TOLD, WRITTEN = signal.SIGUSR1, signal.SIGUSR2
+ASKED, WRITTEN = signal.SIGUSR1, signal.SIGUSR2
 #: Seconds that they are given: nothing says when they are done, or whether they can be.
 PATIENCE = 1.0
 
@@ -41,7 +41,7 @@ def offer() -> None:
 def of(process: LocalProcess) -> str:
     """Have a process and its children write where they are; return the log, and what is seen."""
     family = [*process.family()]
-    process.send(TOLD)
+    process.send(ASKED)
     time.sleep(PATIENCE)
     for each in family:
         with suppress(psutil.Error):
@@ -61,7 +61,7 @@ def _seen(process: psutil.Process) -> str:
 
 
 def _tell_at_a_signal(**_: Any) -> None:
-    signal.signal(TOLD, _tell)
+    signal.signal(ASKED, _tell)
 
 
 def _tell(_number: int, _frame: FrameType | None) -> None:

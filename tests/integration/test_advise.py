@@ -38,8 +38,8 @@ def test_advice_is_by_what_observed_tasks_did(stage: RelayStage) -> None:
     tasks: dict[str, Any] = {}
 
     def have_both_ended() -> bool:
-        told = json.loads(shell("advise", "--format", "json", "-t", "1"))
-        tasks.update({each["task"]: each for each in told["tasks"] if each["runs"]})
+        document = json.loads(shell("advise", "--format", "json", "-t", "1"))
+        tasks.update({each["task"]: each for each in document["tasks"] if each["runs"]})
         return len(tasks) == 2
 
     eventually(have_both_ended, 30)

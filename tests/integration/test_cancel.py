@@ -71,11 +71,11 @@ class Stage(RedisStage):
     def wait_released(self, task_id: str, error: str, status: str) -> None:
         """Wait for both hooks of a task, each of which is called once."""
         self.ledger.wait("after_return", task_id, within=30.0)
-        told = {
+        called = {
             name: [each.facts for each in self.ledger.entries(name, task_id)]
             for name in ("on_failure", "after_return")
         }
-        assert told == {"on_failure": [{"error": error}], "after_return": [{"status": status}]}
+        assert called == {"on_failure": [{"error": error}], "after_return": [{"status": status}]}
 
     def wait_settled(self) -> None:
         eventually(lambda: self.queued + self.held == 0)
@@ -220,11 +220,11 @@ def test_operators_cancel_by_command(stage: Stage) -> None:
     assert f"in lease_mode 'daemon'. To end it: celery control terminate SIGTERM {deaf}" in (
         done.stdout
     )
-    told = done.stderr.splitlines()
-    assert len(told) == 3
-    assert told[0].endswith(f"celery control terminate SIGTERM {plain}")
-    assert told[1] == f"{over}: is over already: SUCCESS"
-    assert told[2].startswith("no-such-task: is with none of the 1 worker that replied")
+    lines = done.stderr.splitlines()
+    assert len(lines) == 3
+    assert lines[0].endswith(f"celery control terminate SIGTERM {plain}")
+    assert lines[1] == f"{over}: is over already: SUCCESS"
+    assert lines[2].startswith("no-such-task: is with none of the 1 worker that replied")
 
 
 def test_a_stopping_worker_still_cancels(stage: Stage) -> None:

@@ -150,20 +150,20 @@ def test_a_task_is_explained_without_any_worker(setup: Setup, nobody: Shell) -> 
         held, other = desk.receive(2)
         desk.stop()
 
-        def told(task_id: str) -> str:
+        def explain(task_id: str) -> str:
             return nobody("explain", task_id, "-t", "0.2")
 
-        assert "proj.work[t1] is held by w9@h:1:ab, which did not reply" in told("t1")
+        assert "proj.work[t1] is held by w9@h:1:ab, which did not reply" in explain("t1")
         desk.extend(held, 0.01)
-        eventually(lambda: "and its lease expired " in told("t1"))
+        eventually(lambda: "and its lease expired " in explain("t1"))
         nobody("reap")
-        waiting = told("t1")
+        waiting = explain("t1")
         assert "Deliveries that were lost, of the last week: 1\n  delivery 1 to" in waiting
         assert "waits in queue celery, 0 before it, delivered 1 time so far, lost 1" in waiting
         desk.driver.dead_letter(other.claim.tag, "celery.dead")
-        assert "proj.work[t2] is a dead letter in queue celery.dead" in told("t2")
+        assert "proj.work[t2] is a dead letter in queue celery.dead" in explain("t2")
     nobody.app.backend.store_result("t3", 1, "SUCCESS")
-    assert re.fullmatch(r"It is over since 20.+ UTC: its result is SUCCESS.\n", told("t3"))
+    assert re.fullmatch(r"It is over since 20.+ UTC: its result is SUCCESS.\n", explain("t3"))
     assert "Nobody knows t4: not the 0 workers" in nobody.fails("explain", "t4", "-t", "0.2")
     bench.close()
 
@@ -190,8 +190,8 @@ def test_a_task_is_explained_by_the_figures_that_hold_for_it(
         )
         desk.receive()
         desk.stop()
-        told = nobody("explain", whole[:8], "-t", "0.2")
-    assert f"proj.own[{whole}] is held by w9@h:1:ab" in told
-    assert "then the reaper of any worker returns it to queue celery within 2s" in told
-    assert "1 more loss makes it a dead letter, in queue celery.dead" in told
+        text = nobody("explain", whole[:8], "-t", "0.2")
+    assert f"proj.own[{whole}] is held by w9@h:1:ab" in text
+    assert "then the reaper of any worker returns it to queue celery within 2s" in text
+    assert "1 more loss makes it a dead letter, in queue celery.dead" in text
     bench.close()

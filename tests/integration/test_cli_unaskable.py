@@ -44,16 +44,16 @@ def shell_on(broker: str, request: pytest.FixtureRequest) -> Iterator[Shell]:
 @pytest.mark.parametrize("command", ["cancel t1", "drain", "drain -d w1@h", "trace"])
 def test_what_needs_workers_says_so_in_one_line(shell: Shell, command: str) -> None:
     """What cannot be done, why, and where to look instead; nobody waits for a reply."""
-    is_told(shell, command)
+    is_reported(shell, command)
 
 
 @pytest.mark.parametrize("command", ["status", "top", "top --once"])
 def test_what_nobody_can_tell_says_so_in_one_line(sqs: Shell, command: str) -> None:
     """Where there is no record of leases; on pgmq there is one."""
-    is_told(sqs, command)
+    is_reported(sqs, command)
 
 
-def is_told(shell: Shell, command: str) -> None:
+def is_reported(shell: Shell, command: str) -> None:
     """Check the one line."""
     done = shell.result(*command.split())
     assert done.exit_code == 69
@@ -65,16 +65,16 @@ def is_told(shell: Shell, command: str) -> None:
 
 def test_a_task_is_explained_as_far_as_it_can_be(sqs: Shell) -> None:
     """By the dead-letter queues, with where to look for the rest."""
-    told = sqs.fails("explain", "t1")
-    assert "Nobody knows t1: not the dead-letter queues. A worker has it, or it waits in a" in told
-    assert "cannot be asked: who holds a task, its last beat and its progress are in" in told
+    text = sqs.fails("explain", "t1")
+    assert "Nobody knows t1: not the dead-letter queues. A worker has it, or it waits in a" in text
+    assert "cannot be asked: who holds a task, its last beat and its progress are in" in text
 
 
 def test_a_dead_letter_is_explained(shell: Shell) -> None:
     """With the way back."""
-    told = shell("explain", "t2")
-    assert "proj.work[t2] is a dead letter in queue " in told
-    assert "celery -A APP lease dead retry t2" in told
+    text = shell("explain", "t2")
+    assert "proj.work[t2] is a dead letter in queue " in text
+    assert "celery -A APP lease dead retry t2" in text
 
 
 def test_what_needs_no_workers_is_done(shell: Shell) -> None:

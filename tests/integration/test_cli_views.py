@@ -251,12 +251,12 @@ def test_top_in_a_pipe_prints_snapshots_until_the_reader_leaves(crowd: Crowd) ->
 
 def test_a_task_is_explained_by_whoever_knows_it(crowd: Crowd) -> None:
     """It runs, or waits behind it; the workers, the broker and the backend are asked."""
-    told = crowd.shell("explain", crowd.running, "-t", "2")
-    assert f"views.work[{crowd.running}] runs on {crowd.worker.hostname}, process " in told
-    assert "working" in told
-    assert "unless it beats" in told
-    told = crowd.shell("explain", crowd.waiting[9], "-t", "2")
-    assert f"waits at {crowd.worker.hostname} since" in told
+    text = crowd.shell("explain", crowd.running, "-t", "2")
+    assert f"views.work[{crowd.running}] runs on {crowd.worker.hostname}, process " in text
+    assert "working" in text
+    assert "unless it beats" in text
+    text = crowd.shell("explain", crowd.waiting[9], "-t", "2")
+    assert f"waits at {crowd.worker.hostname} since" in text
 
 
 def test_one_of_many_is_cancelled_by_its_id(crowd: Crowd) -> None:
@@ -274,8 +274,8 @@ def test_one_of_many_is_cancelled_by_its_id(crowd: Crowd) -> None:
 
 def test_what_is_sound_is_told_to_be(crowd: Crowd) -> None:
     """By the doctor and the worker's health; nothing is overdue, and nothing dead."""
-    told = crowd.shell("doctor", "--timeout", "2")
-    assert f"1 worker answered: {crowd.worker.hostname}" in told
+    text = crowd.shell("doctor", "--timeout", "2")
+    assert f"1 worker answered: {crowd.worker.hostname}" in text
     port = str(crowd.setup.conf["lease_health_port"])
     assert crowd.shell("health", "--port", port).startswith("ready: ")
     assert crowd.shell("reap", "--dry-run") == "would return 0 messages\n"

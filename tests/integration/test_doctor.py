@@ -96,11 +96,11 @@ def test_a_cluster_with_faults_is_told_all_of_them(
         short = setup.having(broker_transport_options={"visibility_timeout": 60})
         plain = fleet.launch(short, WorkerOptions(module="harness.app"))
         leased.wait_ready(), plain.wait_ready()
-        told = command(setup, "--json", "-t", "2", "--grace-period", "15")
+        done = command(setup, "--json", "-t", "2", "--grace-period", "15")
         keys = server.client().keys()
         fleet.close()
-    assert told.returncode == 1, told.stderr
-    findings = json.loads(told.stdout)["findings"]
+    assert done.returncode == 1, done.stderr
+    findings = json.loads(done.stdout)["findings"]
     assert worst(findings) == {
         "settings.rules": "ok",
         "settings.backend": "notice",
@@ -138,11 +138,11 @@ def test_a_healthy_cluster_gets_good_marks_and_code_zero(
     url = own_valkey.fresh_url()
     setup = Setup(url, backend=url)
     worker = fleet.start(setup, WorkerOptions(module=MODULE))
-    told = command(setup, "-t", "2", "--grace-period", "60")
-    assert told.returncode == 0, told.stderr
-    assert "\x1b" not in told.stdout
-    assert f"1 worker answered: {worker.hostname}" in told.stdout
-    assert told.stdout.strip().splitlines()[-1].startswith("1 warning, ")
+    done = command(setup, "-t", "2", "--grace-period", "60")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert f"1 worker answered: {worker.hostname}" in done.stdout
+    assert done.stdout.strip().splitlines()[-1].startswith("1 warning, ")
     assert command(setup, "-t", "2", "--strict").returncode == 1
 
 

@@ -197,9 +197,9 @@ def test_a_collector_gets_leases_in_the_traces_of_their_tasks(
     assert {(each.trace_id.hex(), each.parent_span_id.hex()) for each in (held, ran)} == {sent}
     assert held.start_time_unix_nano <= ran.start_time_unix_nano
     assert [each.name for each in held.events] == ["started"]
-    told = attributes(held)
-    assert told.pop("celery.lease.worker")
-    assert told == {
+    facts = attributes(held)
+    assert facts.pop("celery.lease.worker")
+    assert facts == {
         "messaging.system": "redis",
         "messaging.operation.name": "hold",
         "messaging.destination.name": "traced_app",

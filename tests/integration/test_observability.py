@@ -133,9 +133,9 @@ def story(seen: Seen, task_id: str) -> list[tuple[str, str]]:
 
 def test_events_tell_the_whole_story_of_a_task_whose_worker_was_killed(seen: Seen) -> None:
     """The dead one is silent; who recovers its lease tells for it."""
-    told = story(seen, seen.victim)
-    told.remove(("lease-recovered", seen.alive))  # the next one may be granted before it is told
-    assert told == [
+    events = story(seen, seen.victim)
+    events.remove(("lease-recovered", seen.alive))  # the next one may be granted before it is told
+    assert events == [
         ("lease-granted", seen.killed),
         ("lease-started", seen.killed),
         ("lease-granted", seen.alive),
@@ -204,8 +204,8 @@ def numbers(seen: Seen) -> dict[str, dict[str, float]]:
         for sample in family.samples:
             assert sample.labels["worker"] == seen.alive
             labels = {**sample.labels, "worker": "", "worker_id": "", "queue": ""}
-            told = "/".join(filter(None, labels.values()))
-            found.setdefault(sample.name, {})[told] = sample.value
+            labelled = "/".join(filter(None, labels.values()))
+            found.setdefault(sample.name, {})[labelled] = sample.value
     return found
 
 

@@ -89,8 +89,8 @@ def test_progress_keeps_what_a_result_says_besides(
     worker = fleet.launch(setup, WorkerOptions(module="harness.app_views")).wait_ready(90)
     long = app.send_task("views.work", (60,), {})
     eventually(lambda: long.state == "PROGRESS", 30, what=lambda: worker.log)
-    told = long._get_task_meta()
-    facts = {name: told.get(name) for name in ("name", "args", "kwargs", "worker", "queue")}
+    meta = long._get_task_meta()
+    facts = {name: meta.get(name) for name in ("name", "args", "kwargs", "worker", "queue")}
     assert facts == {
         "name": "views.work",
         "args": [60],
@@ -118,8 +118,8 @@ def test_progress_goes_on_after_the_database_restarted(
     def published() -> float:
         statement = "SELECT value FROM results WHERE key LIKE %s"
         ((value,),) = database.execute(statement, f"%{task}") or [(b"{}",)]
-        told = json.loads(bytes(value)).get("result") or {}
-        return float(told.get("at", 0.0))
+        state = json.loads(bytes(value)).get("result") or {}
+        return float(state.get("at", 0.0))
 
     fleet.ledger.wait("start", task)
     eventually(lambda: _or_none(published), 30, what=lambda: worker.log)

@@ -138,8 +138,14 @@ def test_each_right_that_is_taken_away_is_named_alone(server: RedisServer, probe
 
     Those that only have idle workers told of messages are named by another question.
     """
-    told = {"+client|caching", "+client|id", "+client|tracking", "+client|unblock", "+subscribe"}
-    told.add("&__redis__:invalidate")
+    notifying = {
+        "+client|caching",
+        "+client|id",
+        "+client|tracking",
+        "+client|unblock",
+        "+subscribe",
+    }
+    notifying.add("&__redis__:invalidate")
     found = permissions.lacking(probed, USE)
     assert found is not None
     run_line(server, found[1])
@@ -148,14 +154,14 @@ def test_each_right_that_is_taken_away_is_named_alone(server: RedisServer, probe
     rules = [word for word in shlex.split(found[1]) if word[:1] in "+~&"]
     for rule in (each for each in rules if each[0] == "+" and each not in ("+hello", "+ping")):
         admin("ACL", "SETUSER", "worker", f"-{rule[1:]}")
-        assert (permissions.lacking(probed, USE) is None) is (rule in told), rule
+        assert (permissions.lacking(probed, USE) is None) is (rule in notifying), rule
         said = (
             permissions.lacking_for_notifications
-            if rule in told
+            if rule in notifying
             else partial(permissions.lacking, use=USE)
         )(probed)
         assert said is not None, rule
-        assert said[1] == found[1] or rule in told
+        assert said[1] == found[1] or rule in notifying
         name = rule[1:].upper().replace("|", " ")
         assert said[0] == f"the broker's user worker may not run {name}", rule
         admin("ACL", "SETUSER", "worker", rule)
@@ -165,10 +171,10 @@ def test_each_right_that_is_taken_away_is_named_alone(server: RedisServer, probe
             others = [each for each in names if each != rule]
             reset = "resetkeys" if kind == "~" else "resetchannels"
             admin("ACL", "SETUSER", "worker", reset, *others)
-            assert (permissions.lacking(probed, USE) is None) is (rule in told), rule
+            assert (permissions.lacking(probed, USE) is None) is (rule in notifying), rule
             if kind == "&":
                 assert (permissions.lacking_for_notifications(probed) is None) is (
-                    rule not in told
+                    rule not in notifying
                 ), rule
             admin("ACL", "SETUSER", "worker", rule)
     assert permissions.lacking(probed, USE) is permissions.lacking_for_notifications(probed) is None

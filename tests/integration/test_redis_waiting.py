@@ -269,16 +269,16 @@ def test_a_user_that_may_not_be_told_looks_for_messages(
         own.client().execute_command("ACL", "SETUSER", "poor", *rules)
         rich = Bench(own.url())
         poor = Bench(f"redis://poor:secret@127.0.0.1:{own.port}/0")
-        looks, told = poor.desk(), rich.desk()
+        looks, notified = poor.desk(), rich.desk()
         with caplog.at_level(logging.INFO, "celery_lease"):
-            settle(told)
+            settle(notified)
             eventually(lambda: looks.turn(0.01) or looks.channel.qos.receiver.polls)
             for number in range(6):
                 rich.publish(number)
-                assert bodies(served(looks, told).receive()) == [number]
+                assert bodies(served(looks, notified).receive()) == [number]
         said = [each for each in caplog.messages if "polls its queues" in each]
         assert len(said) == 1
-        told.stop()
+        notified.stop()
         began = time.monotonic()
         rich.publish("last")
         assert bodies(looks.receive()) == ["last"]

@@ -83,10 +83,10 @@ def test_silent_tasks_are_diagnosed_ended_and_run_again_beside_others(stage: Sta
         again = stage.ledger.entries("start", task_id)[1]
         assert again.at - starts[way].at < EXTENSION  # released at once, not at the expiry
         assert not psutil.pid_exists(starts[way].pid)
-    told = {event["uuid"]: event for event in events}
-    assert "busy on CPU" in told[silent["busy"]]["doing"]
-    assert "blocked in a call" in told[silent["blocked"]]["doing"]
-    assert told[silent["stopped"]]["doing"] == "stopped"
+    found = {event["uuid"]: event for event in events}
+    assert "busy on CPU" in found[silent["busy"]]["doing"]
+    assert "blocked in a call" in found[silent["blocked"]]["doing"]
+    assert found[silent["stopped"]]["doing"] == "stopped"
     assert all(event["ended"] and event["silent"] >= 1.5 for event in events)
     assert "in burn_the_processor" in line_of(worker, silent["busy"], "has not beaten")
     assert "in wait_in_a_call" in line_of(worker, silent["blocked"], "has not beaten")

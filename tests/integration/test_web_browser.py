@@ -164,8 +164,8 @@ def test_a_task_is_seen_orphaned_run_elsewhere_and_cancelled(
         page.get_by_role("button", name="Cancel").click()
         expect(page.get_by_text("raises TaskCancelled")).to_be_visible()
         page.get_by_role("button", name="Cancel").click()
-        told = page.get_by_role("status").filter(has_text="its next beat raises TaskCancelled")
-        expect(told).to_be_visible()
+        status = page.get_by_role("status").filter(has_text="its next beat raises TaskCancelled")
+        expect(status).to_be_visible()
         page.get_by_role("link", name="Back").click()
         expect(row).to_have_count(0, timeout=SOON)
         said = f"cancel by somebody from 127.0.0.1: video.transcode[{task_id}]"
@@ -193,8 +193,8 @@ def test_a_dead_letter_is_shown_and_replayed(stage: Stage, pages: list[Page]) ->
         page.get_by_role("button", name="Replay…").click()
         expect(page.get_by_text("Each returns to the queue it came from")).to_be_visible()
         page.get_by_role("button", name="Replay").click()
-        told = page.get_by_role("status").filter(has_text="replayed to queue celery")
-        expect(told).to_be_visible()
+        status = page.get_by_role("status").filter(has_text="replayed to queue celery")
+        expect(status).to_be_visible()
     for _, task_id in letters:
         ledger.wait("start", task_id, count=2)
 

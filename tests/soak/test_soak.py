@@ -83,12 +83,12 @@ def test_nothing_grows_with_the_runs(
     for process in ("task", "main") if pool == "prefork" else ("main",):
         bound = BLOCKS_A_RUN * runs + SPARE_BLOCKS
         more = soak.settle(process, bound, keys)
-        told = f"{process}: {more}\n{soak}"
-        assert more.blocks < bound, told
+        text = f"{process}: {more}\n{soak}"
+        assert more.blocks < bound, text
         if runs >= ENOUGH:
-            assert more.memory <= MEBI, told
-        assert more.threads <= at_once, told
-        assert more.descriptors <= at_once + soak.threads(process), told
+            assert more.memory <= MEBI, text
+        assert more.threads <= at_once, text
+        assert more.descriptors <= at_once + soak.threads(process), text
     assert soak.leased.keys[-1] <= soak.leased.keys[0], soak.leased.keys
 
 
@@ -112,8 +112,8 @@ def test_nothing_grows_with_cut_connections(
     for process in ("task", "main"):
         bound = CUTS * BLOCKS_A_CUT + SPARE_BLOCKS
         more = soak.settle(process, bound)
-        told = f"{process}: {more}\n{soak}"
-        assert more.blocks < bound, told
-        assert more.memory <= MEBI, told
-        assert more.threads <= 0, told
-        assert more.descriptors <= soak.threads(process), told
+        text = f"{process}: {more}\n{soak}"
+        assert more.blocks < bound, text
+        assert more.memory <= MEBI, text
+        assert more.threads <= 0, text
+        assert more.descriptors <= soak.threads(process), text

@@ -137,10 +137,10 @@ class Storm:
             yield place
 
     def _see_off(self, leaving: list[tuple[Worker, float]]) -> None:
-        for worker, told in list(leaving):
-            if worker.returncode is not None or time.monotonic() - told > PATIENCE:
+        for worker, asked_at in list(leaving):
+            if worker.returncode is not None or time.monotonic() - asked_at > PATIENCE:
                 self._settle(worker)
-                leaving.remove((worker, told))
+                leaving.remove((worker, asked_at))
 
     def _end(self, worker: Worker) -> None:
         worker.wait_ready()
