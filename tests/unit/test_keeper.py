@@ -17,7 +17,7 @@ from celery_lease.core.lease import State
 from celery_lease.core.loss import FLAG_LOST, FLAG_MAX_DURATION, FLAG_TAKEN, LossReason
 from celery_lease.core.policy import Mode, OnLost
 from celery_lease.worker import keeper as keeper_module
-from celery_lease.worker.keeper import ANSWER_TIMEOUT, LONGEST_WAIT
+from celery_lease.worker.keeper import ANSWER_TIMEOUT, LONGEST_WAIT, REST_WAIT, RESTS_AFTER
 from unit.fake_broker import POLICY, Bench
 
 DAEMON = replace(POLICY, mode=Mode.DAEMON)
@@ -481,6 +481,44 @@ def test_a_driver_that_raises_all_the_same_leaves_no_lease_marked(bench: Bench) 
         bench.passed()
     assert not bench.leases.renewing
     assert bench.passed(0.1).extended == 1
+
+
+def idle(bench: Bench, seconds: float = RESTS_AFTER + 1.0) -> float:
+    """Let time pass in which the main loop turns; return the wait until the next pass."""
+    bench.passed()
+    bench.clock.advance(seconds)
+    bench.leases.loop_seen = bench.clock.now()
+    return bench.passed().wait
+
+
+def test_a_keeper_without_leases_rests(bench: Bench) -> None:
+    """An idle worker costs about as much as a plain one."""
+    assert idle(bench, RESTS_AFTER / 2) == LONGEST_WAIT
+    assert not bench.leases.resting
+    assert idle(bench) == REST_WAIT
+    assert bench.leases.resting
+
+
+def test_a_keeper_with_a_lease_does_not_rest(bench: Bench) -> None:
+    """A waiting message's lease is kept by the loop's turning, which the keeper has to see."""
+    bench.receive("t1")
+    assert idle(bench) == LONGEST_WAIT
+    assert not bench.leases.resting
+
+
+def test_a_keeper_does_not_rest_while_the_main_loop_stands_still(bench: Bench) -> None:
+    """It does the loop's urgent work then."""
+    bench.passed()
+    bench.clock.advance(RESTS_AFTER + 1.0)
+    assert bench.passed().wait == LONGEST_WAIT
+
+
+def test_a_keeper_does_not_rest_while_a_message_has_to_go_back(bench: Bench) -> None:
+    """Its claim failed, so it holds no lease, and the broker has not answered its return."""
+    bench.driver.silent = True
+    bench.leases.unclaimed("attempt")
+    idle(bench)
+    assert not bench.leases.resting
 
 
 def test_the_wait_follows_the_shortest_lease(bench: Bench) -> None:

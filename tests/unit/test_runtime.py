@@ -33,3 +33,24 @@ def test_a_keeper_that_looks_soon_enough_is_not_woken_by_each_message(bench: Ben
     Removed: the look ahead in ``Runtime._hurry``; failed with: ``100 == 0``.
     """
     assert wakes(bench, 1.2, looks_in=0.3, claims=100) == 0
+
+
+def test_the_first_lease_ends_the_rest_of_all_threads(bench: Bench) -> None:
+    """Those that come after it wake nobody."""
+    threads = [SimpleNamespace(wake=mock.Mock()) for _ in range(3)]
+    keeping, watching, answering = threads
+    runtime: Any = SimpleNamespace(
+        leases=bench.leases,
+        _keeping=keeping,
+        _watching=watching,
+        _answering=answering,
+        _loop_interval=0.0,
+        _hurry=lambda _: None,
+    )
+    runtime._wake = lambda: Runtime._wake(runtime)
+    bench.leases.on_claimed = lambda lease: Runtime._claimed(runtime, lease)
+    bench.leases.resting = True
+    bench.receive("t1")
+    bench.receive("t2")
+    assert [each.wake.call_count for each in threads] == [1, 1, 1]
+    assert not bench.leases.resting

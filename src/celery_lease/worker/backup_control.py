@@ -23,6 +23,7 @@ from kombu.pidbox import Node
 from celery_lease.celery_patches.shared_fanout_queues import channel_of_its_own
 from celery_lease.worker import compat, control
 from celery_lease.worker.about import introduction
+from celery_lease.worker.keeper import REST_WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,6 +84,9 @@ class BackupControl:
 
     def run_once(self) -> float:
         """Answer commands for a moment, if that may be needed; return the seconds to rest."""
+        if self._leases.resting:
+            self.close()
+            return REST_WAIT
         if not self._able or (self._connection is None and not self._may_be_wanted()):
             return LOOK_INTERVAL
         try:

@@ -45,6 +45,9 @@ class EntryTable:
         self.endings = self.stats.endings
         self.paces = Paces()  #: how tasks beat; under the lock
         self.shortest = math.inf  #: length of the shortest lease so far, in seconds; under the lock
+        #: No lease for a while: threads look less often. The keeper sets it, under the lock; the
+        #: main thread ends it when it has put a lease here, and wakes them.
+        self.resting = False
         self._entries: dict[str, LeaseEntry] = {}
         fork_safety.guard(self.lock)
 

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 ANSWER_TIMEOUT = 5.0
 #: Bounds of the wait between two passes, in seconds; short leases are looked at more often.
 SHORTEST_WAIT, LONGEST_WAIT = 0.02, 0.5
+#: Seconds without a lease after which a worker's threads rest; wait between two passes then.
+RESTS_AFTER = REST_WAIT = 5.0
+#: Seconds for which the main loop of a worker that rests may stand still.
+AWAKE = 2.0
 
 
 @dataclass(slots=True)
@@ -76,6 +80,7 @@ class Keeper:
         self.silent: set[str] = set()
         self._stats = leases.stats
         self._backoff = Backoff()
+        self._busy_at = self._clock.now()
 
     def run_once(self) -> Report:
         """Look at all leases once, send the extensions that are due, and apply the answers."""
@@ -124,8 +129,21 @@ class Keeper:
             for entry in self._leases.entries():
                 if entry.lease.is_held:
                     self._look(entry, pass_)
-        pass_.report.wait = max(pass_.report.wait, SHORTEST_WAIT)
+            rests = self._leases.resting = self._rests(pass_)
+        pass_.report.wait = REST_WAIT if rests else max(pass_.report.wait, SHORTEST_WAIT)
         return pass_
+
+    def _rests(self, pass_: _Pass) -> bool:
+        """Whether there has been nothing to do for a while. Under the lock."""
+        leases, now = self._leases, pass_.now
+        if (
+            len(leases)
+            or leases.outbox.left
+            or not leases.intake.is_open
+            or now - pass_.loop_seen > AWAKE
+        ):
+            self._busy_at = now
+        return now - self._busy_at > RESTS_AFTER
 
     def _loop_seen(self, now: float) -> float:
         """Return when the main loop last turned, or when the task that runs in it last beat.

@@ -95,6 +95,9 @@ class Runtime:
             retry=REST,
             on_death=LET_GO,
         )
+        self._watching = Service(
+            "celery-lease-watchdog", self.watchdog.run_once, retry=1.0, on_death=END
+        )
         self._services = [self._keeping, *self._others(), self._answering]
 
     def _make_leases(self, channel: Any) -> LeaseRegistry:
@@ -132,7 +135,7 @@ class Runtime:
     def _others(self) -> Iterator[Service]:
         retry = self._reaper_interval
         yield Service("celery-lease-reaper", self._reap, retry=retry, on_death=END)
-        yield Service("celery-lease-watchdog", self.watchdog.run_once, retry=1.0, on_death=END)
+        yield self._watching
         if self._publisher is not None:
             publish = self._publisher.run_once
             yield Service("celery-lease-progress", publish, retry=REST, on_death=LET_GO)
@@ -232,7 +235,10 @@ class Runtime:
             self._publisher.close(tag)
 
     def _claimed(self, lease: Lease) -> None:
-        """Adapt the keeper and the main loop to a lease that is shorter than those before."""
+        """Adapt the threads and the main loop to a first lease, and to one shorter than others."""
+        if self.leases.resting:
+            self.leases.resting = False
+            self._wake()
         self._hurry(lease)
         interval = max(LOOP_SHARE * lease.policy.extension, SHORTEST_LOOP_INTERVAL)
         if interval < self._loop_interval:
@@ -244,6 +250,11 @@ class Runtime:
         """Wake the keeper if its next pass would be too late for a short lease."""
         if self._looks_at > lease.claim.asked_at + lease.policy.interval / 4:
             self._keeping.wake()
+
+    def _wake(self) -> None:
+        """End the threads' rest."""
+        for service in (self._keeping, self._watching, self._answering):
+            service.wake()
 
     def _clear_soon(self) -> None:
         """Schedule :meth:`_clear` in the consuming thread."""
@@ -267,6 +278,8 @@ class Runtime:
     def _see_loop(self) -> None:
         leases = self.leases
         leases.loop_seen = leases.clock.now()
+        if leases.resting and leases.outbox.left:  # messages of a claim that failed
+            self._keeping.wake()
         compat.call_in_loop(self._consumer, leases.driver.catch_up, self._channel)
         if leases.intake.draining:
             self._clear_soon()  # also messages that arrived since

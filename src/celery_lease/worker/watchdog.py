@@ -27,6 +27,7 @@ from celery_lease.core.policy import Mode, OnLost
 from celery_lease.worker import crashes, log_messages
 from celery_lease.worker.diagnosis import Doing
 from celery_lease.worker.entries import Ending
+from celery_lease.worker.keeper import REST_WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,7 +108,7 @@ class Watchdog:
         if self._disowned:
             self._leave_if_useless(now)
         self._looked = self._clock.now()
-        return min(max(wait, SHORTEST_WAIT), LONGEST_WAIT)
+        return REST_WAIT if self._leases.resting else min(max(wait, SHORTEST_WAIT), LONGEST_WAIT)
 
     def _look(self, now: float, running: list[LeaseEntry]) -> float:
         next_due = math.inf
