@@ -63,6 +63,14 @@ def table(figures: Sequence[Figure]) -> str:
     return "\n".join([*lines, *notes])
 
 
+def markdown(figures: Sequence[Figure]) -> str:
+    """Return the figures as a table in Markdown."""
+    rows = [(each.name, each.wanted, each.show(each.measured), each.verdict) for each in figures]
+    lines = ["| measured | target | now | |", "| --- | ---: | ---: | --- |"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
 def as_json(figures: Sequence[Figure], server: str) -> str:
     """Return the figures and where they were measured."""
     environment = {

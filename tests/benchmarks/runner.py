@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 from benchmarks import beats, endings, extending, idle, memory, throughput
 from benchmarks.bench import Bench
 from benchmarks.chart import svg
-from benchmarks.figures import as_json, table
+from benchmarks.figures import as_json, markdown, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from benchmarks.figures import Figure
+
+#: The page with the figures, and what is around its table.
+PAGE, BEGIN, END = "benchmarks.md", "<!-- figures -->", "<!-- end of figures -->"
 
 MEASUREMENTS: dict[str, Callable[[Bench], Figure | list[Figure]]] = {
     "beat": beats.cost,
@@ -46,10 +49,18 @@ def main(names: Sequence[str], directory: Path) -> int:
 
 
 def write(figures: Sequence[Figure], server: str, directory: Path) -> None:
-    """Write the figures as data and as a picture."""
-    directory.mkdir(exist_ok=True)
+    """Write the figures as data, as a picture, and into the page about them."""
     (directory / "benchmark.json").write_text(as_json(figures, server))
     (directory / "benchmark.svg").write_text(svg(figures))
+    page = directory / PAGE
+    page.write_text(with_table(page.read_text(), figures))
+
+
+def with_table(page: str, figures: Sequence[Figure]) -> str:
+    """Return a page with the figures in place of its table."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{markdown(figures)}\n{END}{after}"
 
 
 def server_version(bench: Bench) -> str:

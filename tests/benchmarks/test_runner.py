@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -19,12 +20,20 @@ from benchmarks import (
     throughput,
 )
 from benchmarks.chart import LEFT, UNIT, svg
-from benchmarks.figures import Figure, as_json, table
-from benchmarks.runner import MEASUREMENTS, main, server_version, write
+from benchmarks.figures import Figure, as_json, markdown, table
+from benchmarks.runner import (
+    BEGIN,
+    END,
+    MEASUREMENTS,
+    PAGE,
+    main,
+    server_version,
+    with_table,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 FIGURES = [
     Figure(name="quick <enough>", unit="ns", target=250, measured=125),
@@ -69,12 +78,27 @@ def test_the_picture_has_a_bar_for_every_figure_in_proportion() -> None:
 
 def test_what_is_written_can_be_read_again(tmp_path: Path) -> None:
     """Breaks when the data lacks the versions that its figures belong to."""
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / PAGE
+    page.write_text(f"before {BEGIN}\n\nold\n{END} after")
     write(FIGURES, "valkey 9", tmp_path / "docs")
     data = json.loads((tmp_path / "docs" / "benchmark.json").read_text())
     assert data == json.loads(as_json(FIGURES, "valkey 9"))
     assert data["environment"].keys() >= {"python", "cpus", "server", "celery", "kombu"}
     assert [each["verdict"] for each in data["figures"]] == [each.verdict for each in FIGURES]
     assert (tmp_path / "docs" / "benchmark.svg").read_text() == svg(FIGURES)
+    assert page.read_text() == f"before {BEGIN}\n\n{markdown(FIGURES)}\n{END} after"
+
+
+def test_the_page_shows_what_was_measured() -> None:
+    """Its table is not of another run than the data and the picture."""
+    docs = Path(__file__).parents[2] / "docs"
+    kept = json.loads((docs / "benchmark.json").read_text())["figures"]
+    figures = [
+        Figure(**{name: each[name] for name in Figure.__slots__ if name in each}) for each in kept
+    ]
+    assert with_table((docs / PAGE).read_text(), figures) == (docs / PAGE).read_text()
+    assert svg(figures) == (docs / "benchmark.svg").read_text()
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones(
@@ -113,9 +137,11 @@ def test_extending_is_measured_as_one_round_trip(bench: benchmarks_bench.Bench) 
 
 def test_throughput_is_compared_in_pairs(bench: benchmarks_bench.Bench) -> None:
     """Breaks when a queue is not drained by its own worker, or a rate is missing."""
-    figure = throughput.ratio(bench, pairs=2, count=20)
-    assert len(figure.details["ratios"]) == 2
-    assert [len(figure.details[kind]["rates"]) for kind in ("plain", "leased")] == [2, 2]
+    rate, load = throughput.ratio(bench, pairs=2, count=20)
+    sides = [rate.details[kind] for kind in ("plain", "leased")]
+    assert [len(side["rates"]) for side in sides] == [2, 2]
+    assert [len(side["loads"]) for side in sides] == [2, 2]
+    assert all(figure.measured is not None for figure in (rate, load))
 
 
 def test_idle_workers_are_measured_beside_stock_ones(bench: benchmarks_bench.Bench) -> None:

@@ -30,7 +30,7 @@ class Drains:
 BUDGET = 40.0
 
 
-def ratio(bench: Bench, pairs: int = 9, count: int = 400) -> Figure:
+def ratio(bench: Bench, pairs: int = 9, count: int = 400) -> list[Figure]:
     """Drain queues in turn, leased, plain, plain, leased and so on, and compare each pair.
 
     All messages are in their queue before a worker is told to consume it. The plain tasks' worker
@@ -51,16 +51,28 @@ def ratio(bench: Bench, pairs: int = 9, count: int = 400) -> Figure:
             for kind in sorted(kinds, reverse=bool(pair % 2)):
                 queue = f"{kind}-{pair}"
                 _drain(scene, workers[kind], kinds[kind], kind=kind, queue=queue, count=count)
-    each = [one / other for one, other in zip(leased.rates, plain.rates, strict=True)]
-    return Figure(
-        name="throughput of no-op leased tasks, beside plain late-ack tasks",
-        unit="x plain",
-        target=0.95,
-        measured=statistics.median(each),
-        at_least=True,
-        digits=2,
-        details={"ratios": each, "tasks": count, "plain": asdict(plain), "leased": asdict(leased)},
-    )
+    return [
+        Figure(
+            name="throughput of no-op leased tasks, beside plain late-ack tasks",
+            unit="x plain",
+            target=1.2,
+            measured=_median_of_ratios(leased.rates, plain.rates),
+            at_least=True,
+            digits=2,
+            details={"tasks": count, "plain": asdict(plain), "leased": asdict(leased)},
+        ),
+        Figure(
+            name="processor time of the main process a no-op task",
+            unit="x plain",
+            target=1.0,
+            measured=_median_of_ratios(leased.loads, plain.loads),
+            digits=2,
+        ),
+    ]
+
+
+def _median_of_ratios(ours: list[float], theirs: list[float]) -> float:
+    return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
 
 
 def _drain(
