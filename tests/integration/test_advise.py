@@ -53,5 +53,6 @@ def test_advice_is_by_what_observed_tasks_did(stage: RelayStage) -> None:
     assert (silent["late"], silent["lost"]) == (1, 0)
     assert beats["proposed"]["lease_mode"] == "heartbeat"
     assert silent["proposed"]["lease_mode"] == "daemon"
+    assert silent["proposed"]["lease_max_duration"] is None  # after one run
     assert "'relay.silent': {'lease_mode': 'daemon'" in shell("advise", "--format", "python")
     shell.app.close()

@@ -171,8 +171,43 @@ def test_proposals_obey_the_rules(
     gap = pace.longest_gap if mode == "heartbeat" else 0.0
     assert gap <= extension / 2
     assert outage < extension - found.lease_interval - gap
-    values = {"lease_extension": extension, "lease_interval": found.lease_interval}
-    assert settings.load(values).warnings == ()
+    assert settings.load(found.settings).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("longest", "hours"),
+    [
+        (0.2, 1),
+        (1800.0, 1),
+        (1801.0, 2),
+        (3720.0, 3),
+        (20_000.0, 12),
+        (259_200.0, 168),
+        (2e6, None),
+    ],
+)
+@pytest.mark.parametrize("silent", [0, 20])
+def test_the_longest_duration_is_far_above_the_longest_run(
+    longest: float, hours: int | None, silent: int
+) -> None:
+    """Twice that at least, in whole hours and in either mode; nothing that worked is refused."""
+    found = advice_for(paced(1.0, runs=20, silent=silent, longest_run=longest), 60)
+    assert found
+    assert found.lease_max_duration == (hours and hours * 3600)
+    assert ("lease_max_duration" in found.settings) is (hours is not None)
+    policy = settings.load(found.settings).policy
+    assert hours is None or policy.max_duration >= 2 * longest
+
+
+def test_few_runs_or_a_long_lease_are_no_basis_for_a_short_duration() -> None:
+    """Nothing is proposed before there are enough runs; a lease always fits into its limit."""
+    few = advice_for(paced(1.0, runs=19), 60)
+    assert few
+    assert few.lease_max_duration is None
+    assert "lease_max_duration" not in "".join(in_words({"t": paced(1.0, runs=19)}, 60))
+    long = advice_for(paced(3000.0, longest_run=3100.0), 60)
+    assert long
+    assert (long.lease_extension, long.lease_max_duration) == (7200, 7200)
 
 
 def test_what_never_ran_to_its_end_gets_no_advice() -> None:
@@ -182,6 +217,8 @@ def test_what_never_ran_to_its_end_gets_no_advice() -> None:
     assert "t.new: nothing to go by yet" in "\n".join(in_words(paces, 60))
     assert len(list(in_python(paces, 60, Spelling("", frozenset())))) == 2
     assert document(paces, 60)["tasks"][0]["proposed"] is None
+    (ran,) = document({"t": paced(1.0)}, 60)["tasks"]
+    assert (ran["longest_run"], ran["proposed"]["lease_max_duration"]) == (60.0, 3600)
 
 
 @pytest.mark.parametrize("namespace", ["", "CELERY"])
@@ -203,12 +240,14 @@ def test_lines_for_the_configuration_are_what_the_task_gets(namespace: str) -> N
     resolved = settings.task_lease(settings.load(app.conf), lease_options(app.tasks["t.work"]))
     policy = resolved.policy
     assert (policy.mode, policy.extension, policy.interval) == (Mode.HEARTBEAT, 120, 24)
+    assert policy.max_duration == 3600
 
 
 def test_evidence_is_told_in_words() -> None:
     """Count, quantiles and the longest of the gaps; runs; what was or would have been lost."""
     text = "\n".join(in_words({"t": paced(1.0, 25.0, late=1, lost=2)}, 60))
-    assert "t: lease_mode heartbeat, lease_extension 120 s, lease_interval 24 s" in text
+    proposed = "t: lease_mode heartbeat, lease_extension 120 s, lease_interval 24 s"
+    assert f"{proposed}, lease_max_duration 3600 s" in text
     assert "100 runs, the longest 60s; 2 gaps between beats, half of them up to 1.1s" in text
     assert "99 % up to 25s, the longest 25s" in text
     assert "1 run with a gap longer than the lease; 2 runs lost" in text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery_lease.cli.broker import reached
-from celery_lease.cli.rows import span
+from celery_lease.cli.rows import HOUR, span
 from celery_lease.cli.workers import (
     DESTINATION,
     EX_UNAVAILABLE,
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 #: The values that are proposed for ``lease_extension``, in seconds.
 EXTENSIONS = (15, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600, 900, 1200, 1800, 2700, 3600, 7200)
+#: The values that are proposed for ``lease_max_duration``, in hours. A limit of less than an hour
+#: would throw finished work away if the result backend is away for so long.
+DURATIONS = (1, 2, 3, 4, 6, 8, 12, 18, 24, 36, 48, 72, 96, 120, 168, 240, 336, 504, 720)
+#: A proposed ``lease_max_duration`` is at least so many times the longest run.
+MARGIN = 2
 #: Fewer runs are no basis for a proposal.
 FEW = 20
 
@@ -40,7 +45,17 @@ class Advice:
     lease_mode: str
     lease_extension: int
     lease_interval: float
+    lease_max_duration: int | None = None  #: None: no basis
     why: str = ""  #: a note beside the numbers
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The proposed settings by name."""
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name != "why" and value is not None
+        }
 
 
 def advice_for(pace: Pace, outage: float) -> Advice | None:
@@ -52,23 +67,31 @@ def advice_for(pace: Pace, outage: float) -> Advice | None:
     if not pace.runs:
         return None
     if pace.silent and pace.silent == pace.runs:
-        return _advice(
-            Mode.DAEMON, 0.0, outage, "no beat was seen: let it beat, or keep it by its process"
-        )
+        why = "no beat was seen: let it beat, or keep it by its process"
+        return _advice(pace, Mode.DAEMON, 0.0, outage, why)
     if _fitting(pace.longest_gap, outage) is None:
-        return _advice(Mode.DAEMON, 0.0, outage, "its gaps are too long: let it beat more often")
+        why = "its gaps are too long: let it beat more often"
+        return _advice(pace, Mode.DAEMON, 0.0, outage, why)
     few = f"only {counted(pace.runs, 'run')} so far: observe it longer" if pace.runs < FEW else ""
-    return _advice(Mode.HEARTBEAT, pace.longest_gap, outage, few)
+    return _advice(pace, Mode.HEARTBEAT, pace.longest_gap, outage, few)
 
 
-def _advice(mode: Mode, gap: float, outage: float, why: str) -> Advice:
+def _advice(pace: Pace, mode: Mode, gap: float, outage: float, why: str) -> Advice:
     extension = _fitting(gap, outage) or EXTENSIONS[-1]
     return Advice(
         lease_mode=str(mode),
         lease_extension=extension,
         lease_interval=_interval(extension),
+        lease_max_duration=_duration(pace, extension),
         why=why,
     )
+
+
+def _duration(pace: Pace, extension: int) -> int | None:
+    """Return the proposed longest duration of a task's lease; None: too few runs, or too long."""
+    least = max(MARGIN * pace.longest_run, extension)
+    fitting = (hours * HOUR for hours in DURATIONS if hours * HOUR >= least)
+    return next(fitting, None) if pace.runs >= FEW else None
 
 
 def _fitting(gap: float, outage: float) -> int | None:
@@ -178,9 +201,11 @@ def in_words(paces: Mapping[str, Pace], outage: float) -> Iterator[str]:
 
 
 def _proposal(advice: Advice) -> str:
+    longest = advice.lease_max_duration
     return (
         f"lease_mode {advice.lease_mode}, lease_extension {advice.lease_extension} s, "
         f"lease_interval {plain(advice.lease_interval)} s"
+        + (f", lease_max_duration {longest} s" if longest else "")
     )
 
 
@@ -203,7 +228,6 @@ def in_python(paces: Mapping[str, Pace], outage: float, spelling: Spelling) -> I
         advice = advice_for(pace, outage)
         if advice is None:
             continue
-        values = {name: value for name, value in asdict(advice).items() if name != "why"}
         yield f"    # {_evidence(pace)}" + (f"; {advice.why}" if advice.why else "")
-        yield f"    {task!r}: {values!r},"
+        yield f"    {task!r}: {advice.settings!r},"
     yield "}"
