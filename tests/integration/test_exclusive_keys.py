@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,13 @@ from click.testing import CliRunner
 
 from celery_lease.brokers.redis import sweeps
 from celery_lease.cli.exclusive import exclusive_keys
+from celery_lease.cli.sources import sources
+from celery_lease.view import Collector
+from celery_lease.view.collector import LISTED
 from harness.app_keys import EXTENSION
+from harness.page import PageServer
 from harness.setup import Setup
+from harness.shell import Shell
 from harness.waiting import always, eventually
 from harness.workers import WorkerOptions
 
@@ -276,6 +282,93 @@ def test_people_see_and_purge_who_waits(scene: Scene) -> None:
     scene.open("holder")
     scene.ledger.wait("end", "holder")
     scene.settled()
+
+
+def test_who_waits_is_a_row_of_status_and_of_the_page(scene: Scene, tmp_path: Path) -> None:
+    """With its key and its position; for ``explain`` and its page only its own line is read."""
+    scene.worker()
+    for key in ("a", "b"):
+        scene.send(f"{key}1", key)
+        scene.ledger.wait("start", f"{key}1")
+    for count, task_id in enumerate(("a2", "a3", "b2"), start=1):
+        scene.send(task_id, task_id[0])
+        scene.parked(count)
+    shell = Shell(scene.app)
+    document = json.loads(shell("status", "--json", "-t", "2"))
+    assert {row["id"] for row in document["leases"]} == {"a1", "b1"}
+    assert {_where(row) for row in document["parked_messages"]} == ROWS
+    assert (document["parked"], document["more_parked"]) == ({"celery": 3}, 0)
+    table = shell("status", "-t", "2")
+    assert "waits for key k:a, position 2" in table
+    assert "2 leases, 1 worker\n3 messages parked, waiting for an exclusive key" in table
+    uses = {use["key"]: use for use in json.loads(run(scene, "--json"))["keys"]}
+    parked = json.loads(shell("explain", "--json", "a3", "-t", "1"))["parked"]
+    assert (parked["use"], parked["position"]) == (uses["k:a"], 2)
+    assert json.loads(shell("explain", "--json", "a1", "-t", "1"))["parked"] is None
+    with PageServer(scene.setup, KEYED.module, tmp_path) as server:
+        server.start().wait_up()
+
+        def board() -> Any:
+            return json.loads(server.get("/board.json?state=parked"))
+
+        eventually(lambda: {_where(row) for row in board()["parked_messages"]} == ROWS, 30)
+        assert board()["leases"] == []
+        assert b"waits for key k:a, position 2" in server.get("/?state=parked")
+        assert json.loads(server.get("/task.json?id=a3"))["parked"] == parked
+        assert json.loads(server.get("/task.json?id=a1"))["parked"] is None
+
+
+ROWS = {("parked", "a2", "k:a", 1), ("parked", "a3", "k:a", 2), ("parked", "b2", "k:b", 1)}
+
+
+def _where(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["state"], row["id"], row["key"], row["position"]
+
+
+def test_ten_thousand_parked_messages_are_counted_and_the_first_are_read(scene: Scene) -> None:
+    """What a collector is sent does not grow with them."""
+    scene.worker()
+    scene.send("holder")
+    scene.ledger.wait("start", "holder")
+    scene.send("parked")
+    scene.parked(1)
+    _multiply(scene.client, 10_000)
+    collector = Collector()
+    with sources(scene.app) as found:
+        before = _sent(scene.client)
+        collector.collect(found, time.monotonic, timeout=1)
+        assert _sent(scene.client) - before < 400_000
+    view = collector.view(time.monotonic())
+    assert [row.id for row in view.rows] == ["holder"]
+    assert [row.position for row in view.parked] == list(range(1, LISTED + 1))
+    assert (view.parked_count, view.more_parked) == (10_001, 10_001 - LISTED)
+    shell = Shell(scene.app)
+    assert f"and {10_001 - LISTED} more parked messages" in shell("status", "-t", "1")
+    explained = json.loads(shell("explain", "--json", "parked", "-t", "1"))
+    assert len(explained["parked"]["use"]["parked"]) == 10_001
+
+
+def _multiply(client: Any, count: int) -> None:
+    """Park copies of the message that is parked for key a, behind it."""
+    (tag,) = [each for each in client.hkeys("unacked") if each.endswith(b"~")]
+    text, record = client.hget("unacked", tag), client.hget("unacked.claims", tag)
+    score = client.zscore("unacked.leases", tag)
+    (place,) = [each.split()[0] for each in client.zrange("unacked.parked.k:a", 0, -1)]
+    with client.pipeline(transaction=False) as calls:
+        for number in range(1, count + 1):
+            copy, own = f"copy-{number}~", b"%s%016d" % (place[:6], int(place[6:]) + number)
+            for key in ("unacked.leases", "unacked_index"):
+                calls.zadd(key, {copy: score})
+            calls.hset("unacked.claims", copy, record.replace(place, own))
+            calls.hset("unacked", copy, text.replace(place, own))
+            calls.zadd("unacked.parked.k:a", {own + b" " + copy.encode(): 0})
+        calls.hincrby("unacked.parked", "celery", count)
+        calls.execute()
+
+
+def _sent(client: Any) -> int:
+    """Return how many bytes the server has sent."""
+    return int(client.info("stats")["total_net_output_bytes"])
 
 
 def run(scene: Scene, *arguments: str) -> str:

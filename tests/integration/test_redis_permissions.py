@@ -248,7 +248,7 @@ def test_all_that_scripts_call_is_asked_for(probed: Any) -> None:
     found = 0
     for path in files("celery_lease.brokers.redis").iterdir():
         if path.name.endswith(".lua"):
-            use = replace(USE, by_hand=path.name == "move_dead_letter.lua")
+            use = replace(USE, by_hand=path.name in {"list.lua", "move_dead_letter.lua"})
             asked = {each[0] for each in permissions.rights_at_broker(probed, use).commands}
             called = set(re.findall(r"(?:call\(|\{)'([A-Z]{3,})'", path.read_text()))
             assert called <= asked, path

@@ -301,15 +301,17 @@ def test_a_broker_that_goes_and_comes_back_is_told(stage: Stage, pages: list[Pag
 def test_every_page_can_be_read_without_eyes_or_mouse(stage: Stage, pages: list[Page]) -> None:
     """Axe finds nothing, light and dark; nothing is wider than the window."""
     task_id = stage.send("video.render", 300)
-    stage.send("video.render", 300)  # it waits for the key
+    waiting = stage.send("video.render", 300)  # for the key
     for page in pages:
         page.goto(stage.server.url)
         expect(state(row_of(page, task_id))).to_have_text("running", timeout=SOON)
     pages[0].goto(f"{stage.server.url}/keys")
     expect(pages[0].locator("article")).to_contain_text("parked, number 1", timeout=SOON)
+    pages[0].goto(f"{stage.server.url}/?state=parked")
+    expect(state(row_of(pages[0], waiting))).to_have_text("parked", timeout=SOON)
     paths = (
         *("/", f"/task?id={task_id}", "/timeline", "/dead", "/keys", "/workers", "/doctor"),
-        "/?q=nothing",
+        *("/?q=nothing", "/?state=parked"),
     )
     for path, page in itertools.product(paths, pages):
         page.goto(stage.server.url + path)

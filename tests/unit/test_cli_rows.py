@@ -124,6 +124,30 @@ def test_rows_are_sorted_by_any_column() -> None:
     }
 
 
+def test_what_is_parked_comes_last_and_has_no_lease() -> None:
+    """In each sort order, and by the same among itself."""
+    facts = {"state": "parked", "hostname": "", "beat_age": None, "remaining": 0.0, "progress": {}}
+    waiting = [
+        row(
+            **facts,
+            id=name,
+            key="k",
+            position=place,
+            held_since=2.0 - place,
+            deliveries=0,
+            losses=0,
+        )
+        for name, place in (("x", 1), ("y", 2))
+    ]
+    leases = [row(id="a", hostname="w", held_since=5.0), row(id="b", hostname="v", held_since=4.0)]
+    for sort in rows.SORTS:
+        order = [each.id for each in rows.in_order([*waiting, *leases], sort)]
+        assert sorted(order[:2]) == ["a", "b"]
+    assert [each.id for each in rows.in_order([*waiting, *leases], "held")] == ["b", "a", "y", "x"]
+    cells = rows.cells(waiting[0], 11.0)
+    assert cells[3:] == ("parked", "10s", "-", "-", "-", "waits for key k, position 1", "-")
+
+
 def test_times_go_on_between_two_replies() -> None:
     """A lease that was described three seconds ago has three seconds less."""
     fleet = Collector()

@@ -10,6 +10,7 @@ from celery import Celery
 from kombu.utils.json import dumps, loads
 
 from celery_lease import LeasedTask, ToolContext, settings
+from celery_lease.brokers.redis.exclusive import divided
 from celery_lease.core.keys import (
     HEADER,
     LONGEST,
@@ -304,3 +305,13 @@ def test_the_reason_names_who_is_why() -> None:
     )
     assert dropped == "dropped: key import:7 is held by task abc"
     assert replaced == "replaced by task abc, which waits for key import:7"
+
+
+def test_what_short_lines_leave_goes_to_longer_ones() -> None:
+    """Of a bounded number of messages that are shown."""
+    assert divided({"a": 10_000, "b": 1, "c": 3}, 200) == {"b": 1, "c": 3, "a": 196}
+    assert divided({"a": 9, "b": 7}, 10) == {"b": 5, "a": 5}
+    many = divided({str(number): 5 for number in range(300)}, 200)
+    assert set(many.values()) == {1}
+    assert len(many) == 200
+    assert divided({}, 200) == {}

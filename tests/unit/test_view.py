@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from celery_lease.cli.explain import awaited_key
 from celery_lease.cli.timeline import Timeline
 from celery_lease.core.records import Recorded
 from celery_lease.view import Collector, Sources, View
+from celery_lease.view.collector import LISTED
 
 W1, W2 = "w1@h:7:ab", "w2@h:8:cd"
 
@@ -59,6 +62,9 @@ class Place:
         self.replies: dict[str, Any] = {}
         self.record: list[Recorded] = []
         self.known: dict[str, list[str]] = {}
+        self.parked: list[Recorded] = []
+        self.parked_in: dict[str, int] = {}
+        self.asked_for: list[int] = []
         self.now = 100.0
         self.collector = Collector()
         self.sources = Sources(
@@ -66,7 +72,13 @@ class Place:
             records=SimpleNamespace(leases=lambda _: self.record) if records else None,
             reap_within=10.0,
             known=lambda: self.known,
+            parked=lambda: self.parked_in,
+            first_parked=self.first_parked,
         )
+
+    def first_parked(self, most: int) -> list[Recorded]:
+        self.asked_for.append(most)
+        return self.parked
 
     def look(self, **options: Any) -> View:
         self.collector.collect(self.sources, lambda: self.now, timeout=1.0, **options)
@@ -170,6 +182,50 @@ def test_workers_of_one_name_are_two() -> None:
     }
     assert (view.duplicates, view.silent) == ({"w1@h": [W1, twin]}, [])
     assert view.headline() == "2 workers, 2 leases: 2 running; 2 workers are named w1@h"
+
+
+def test_parked_messages_are_rows_beside_the_leases() -> None:
+    """A bounded number of them; the others are counted."""
+    place = Place()
+    place.replies = {"w1@h": [said("a")]}
+    assert place.look().all_rows == place.look().rows
+    assert place.asked_for == []
+    place.parked_in = {"q": 10_000, "r": 2}
+    place.parked = [recorded("b~", "", key="k", position=1, remaining=0.0, since=900.0)]
+    view = place.look()
+    assert place.asked_for == [LISTED]
+    (row,) = view.parked
+    assert (row.state, row.id, row.key, row.position) == ("parked", "B~", "k", 1)
+    assert (row.held_since, row.remaining, row.hostname, row.worker) == (900.0, 0.0, "", "")
+    assert [each.tag for each in view.all_rows] == ["a", "b~"]
+    assert (view.parked_count, view.more_parked) == (10_002, 10_001)
+    assert view.headline() == "1 worker, 1 lease: 1 running; 10002 messages parked"
+
+
+def test_parked_messages_are_of_no_worker() -> None:
+    """They are only counted for some workers, and not looked for where tasks are named."""
+    place = Place()
+    place.parked_in, place.parked = {"q": 1}, [recorded("b~", "", key="k", position=1)]
+    view = place.look(names=["w1@h"])
+    assert (view.parked, view.parked_in, view.more_parked) == ([], {"q": 1}, 0)
+    view = place.look(task_ids=["A"])
+    assert (view.parked, view.parked_in, place.asked_for) == ([], {}, [])
+
+
+def test_the_key_of_a_task_is_known_from_a_look_or_has_to_be_searched_for() -> None:
+    """What is not listed may be parked; a held task is not if all that are parked are listed."""
+    place = Place()
+    place.replies = {"w1@h": [said("a")]}
+    assert awaited_key(place.look(), "A") == ""
+    assert awaited_key(place.look(), "X") is None
+    place.parked_in = {"q": 2}
+    place.parked = [recorded(each, "", key="k", position=1) for each in ("b~", "a~")]
+    place.parked[1] = replace(place.parked[1], task_id="C")
+    assert awaited_key(place.look(), "B~") == "k"
+    assert awaited_key(place.look(), "A") == ""
+    place.parked_in = {"q": 3}
+    assert awaited_key(place.look(), "A") is None
+    assert awaited_key(place.look(), "C") == "k"
 
 
 @pytest.mark.parametrize("state", ["running", "storing result"])

@@ -16,7 +16,7 @@ from celery_lease.cli import rows
 from celery_lease.cli.status import document
 from celery_lease.view import Progress
 from celery_lease.web.board import PAGE
-from unit.web_pages import HOST, Still, cells, client, lease, page, text_of
+from unit.web_pages import HOST, Still, cells, client, lease, page, parked, text_of
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u202e\x1b[31m"
 
@@ -32,6 +32,37 @@ def test_the_board_has_the_columns_of_top_in_its_words() -> None:
     assert first[2:4] == ["w1@here", "running"]
     assert first[7:] == ["2/8 (25%)", "working", "1"]
     assert second[3] == "reserved"
+
+
+def test_parked_messages_are_rows_behind_the_leases() -> None:
+    """With the key and the position; they have no holder, no beat and no lease."""
+    watch = Still([lease(7)], parked=[parked(), parked(1)], parked_in={"celery": 2})
+    shown = page(watch)
+    first, *others = cells(shown)
+    assert first[3] == "running"
+    assert [each[1].split()[0] for each in others] == ["parked-0", "parked-0"]
+    assert others[0][2:4] == ["-", "parked"]
+    assert others[0][5:] == ["-", "-", "-", "waits for key import:7, position 1", "-"]
+    assert "1 worker, 1 lease: 1 running; 2 messages parked" in text_of(shown)
+    assert "more parked" not in shown
+    assert "parked (2)" in shown
+
+
+@pytest.mark.parametrize("query", ["state=parked", "q=IMPORT:7", "state=parked&queue=celery"])
+def test_a_query_chooses_parked_messages(query: str) -> None:
+    """By their state, their key or what leases are chosen by; 50 at a time, the rest is counted."""
+    waiting = [parked(number) for number in range(2 * PAGE)]
+    watch = Still([lease()], parked=waiting, parked_in={"celery": 9_000, "slow": 1_000})
+    shown = page(watch, f"/?{query}&page=2")
+    assert [row[8] for row in cells(shown)] == [
+        f"waits for key import:7, position {number + 1}" for number in range(PAGE, 2 * PAGE)
+    ]
+    assert "Page 2 of 2" in shown
+    assert "and 9900 more parked messages" in shown
+    said = client(watch).get(f"/board.json?{query}").json()
+    assert said["leases"] == []
+    assert [row["position"] for row in said["parked_messages"]] == list(range(1, 2 * PAGE + 1))
+    assert (said["parked"], said["more_parked"]) == ({"celery": 9_000, "slow": 1_000}, 9_900)
 
 
 def test_an_orphaned_lease_says_when_it_runs_again() -> None:

@@ -34,9 +34,8 @@ class Still(PageWatch):
     def show(self, rows: Iterable[LeaseRow] = (), **facts: Any) -> None:
         """Have these leases be the latest look."""
         known = {"workers": ("w1@here",), "recorded": True}
-        known |= {
-            name: facts.pop(name) for name in (*known, "silent", "unavailable") if name in facts
-        }
+        names = (*known, "silent", "unavailable", "parked", "parked_in")
+        known |= {name: facts.pop(name) for name in names if name in facts}
         self.latest = Look(
             number=self.latest.number + 1,
             view=View(rows=list(rows), **known),
@@ -73,6 +72,14 @@ def lease(number: int = 0, **facts: Any) -> LeaseRow:
         "progress": progress,
     }
     return LeaseRow(**(usual | facts))
+
+
+def parked(number: int = 0, **facts: Any) -> LeaseRow:
+    """Return a message that waits for a key."""
+    waits = {"state": "parked", "hostname": "", "shown_as": "", "worker": "", "started_at": None}
+    waits |= {"remaining": 0.0, "beat_age": None, "deliveries": 0, "extension": 0.0, "mode": ""}
+    waits |= {"key": "import:7", "position": number + 1, "progress": Progress()}
+    return lease(number, id=f"parked-{number:05}", **(waits | facts))
 
 
 def client(watch: PageWatch, **options: Any) -> TestClient:

@@ -113,12 +113,16 @@ def _cells(use: KeyUse, now: float) -> tuple[str, ...]:
     )
 
 
-def waits_for(driver: Driver, task_id: str) -> Parked | None:
-    """Return for which key a task's message waits, and where in its line; None: for none."""
-    for use in driver.keys_in_use():
-        for position, user in enumerate(use.parked, start=1):
-            if user.task_id == task_id:
-                return Parked(use=use, user=user, position=position)
+def waits_for(driver: Driver, task_id: str, key: str | None = None) -> Parked | None:
+    """Return for which key a task's message waits, and where in its line; None: for none.
+
+    *key* is that key, if it is known: "" for none, None for unknown.
+    """
+    key = driver.key_awaited_by(task_id) if key is None else key
+    use = driver.key_in_use(key) if key else None
+    for position, user in enumerate(use.parked if use else (), start=1):
+        if use and user.task_id == task_id:
+            return Parked(use=use, user=user, position=position)
     return None
 
 

@@ -80,8 +80,24 @@ def leases_of(view: View, task_id: str, *, askable: bool) -> dict[str, Any]:
     }
 
 
+def awaited_key(view: View, task_id: str) -> str | None:
+    """Return the key for which a task's message waits by a view of all tasks.
+
+    "": for none; None: unknown.
+    """
+    keys = [row.key for row in view.parked if row.id == task_id]
+    if keys:
+        return keys[0]
+    is_held = any(row.id == task_id for row in view.rows)
+    return "" if is_held and len(view.parked) >= view.parked_count else None
+
+
 def facts_of(
-    app: Celery, task_id: str, leases: dict[str, Any], queues: Sequence[str] = ()
+    app: Celery,
+    task_id: str,
+    leases: dict[str, Any],
+    queues: Sequence[str] = (),
+    awaited: str | None = None,
 ) -> Facts:
     """Return all facts about a task.
 
@@ -90,10 +106,11 @@ def facts_of(
         task_id: The task.
         leases: The result of :func:`leases_of`.
         queues: Further queues to search.
+        awaited: The result of :func:`awaited_key`.
     """
     known = _of_app(app) | leases
     with reached(app.connection_for_read()) as connection:
-        known |= _from_broker(app, connection, task_id, queues, known)
+        known |= _from_broker(app, connection, task_id, queues, known, awaited=awaited)
     known["result"] = result_of(app, task_id)
     known |= _checkpoint(app, task_id)
     return Facts(task_id=task_id, **(known | _in_force(app, known)))
@@ -161,7 +178,13 @@ def eta_of(found: Sources, held: Sequence[LeaseRow], timeout: float) -> str | No
 
 
 def _from_broker(
-    app: Celery, connection: Any, task_id: str, queues: Sequence[str], known: dict[str, Any]
+    app: Celery,
+    connection: Any,
+    task_id: str,
+    queues: Sequence[str],
+    known: dict[str, Any],
+    *,
+    awaited: str | None,
 ) -> dict[str, Any]:
     transport = str(connection.transport.driver_type)
     if transport not in brokers.drivers():
@@ -175,7 +198,7 @@ def _from_broker(
         else:
             more |= {"searched": True, "dead": _dead(app, driver, task_id)}
         if able.keys:
-            more["parked"] = waits_for(driver, task_id)
+            more["parked"] = waits_for(driver, task_id, awaited)
         if able.records:
             tags = [row.tag for row in (*known["held"], *known["recorded"])]
             names = [*dict.fromkeys([*app.amqp.queues, *queues])]

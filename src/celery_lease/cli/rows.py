@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from celery_lease.cli.ids import unique_length
-from celery_lease.view.row import RESTING, LeaseRow
+from celery_lease.view.row import PARKED, RESTING, LeaseRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,6 +46,12 @@ SORTS: dict[str, Callable[[LeaseRow], Any]] = {
 }
 
 
+def in_order(found: Iterable[LeaseRow], sort: str) -> list[LeaseRow]:
+    """Return rows by one of :data:`SORTS`; parked messages come after all leases."""
+    order = SORTS[sort]
+    return sorted(found, key=lambda row: (row.state == PARKED, order(row)))
+
+
 def span(seconds: float | None) -> str:
     """Return a duration in at most six characters: 3.2s, 45s, 4m10s, 2h03m, 5d02h."""
     if seconds is None:
@@ -80,7 +86,12 @@ def state(row: LeaseRow) -> str:
 
 
 def note(row: LeaseRow) -> str:
-    """Return the next step of a lease whose holder does not reply, or its task's note."""
+    """Return the next step of a lease whose holder does not reply, or its task's note.
+
+    Of a parked message: what it waits for.
+    """
+    if row.position is not None:
+        return f"waits for key {row.key}, position {row.position}"
     if row.runs_again_in is not None:
         verb = "goes back" if row.state == RESTING else "runs again"
         return f"{verb} in about {span(row.runs_again_in)}"
@@ -98,10 +109,10 @@ def cells(row: LeaseRow, now: float) -> tuple[str, ...]:
         state(row),
         span(max(0.0, now - row.held_since)),
         span(row.beat_age),
-        span(row.remaining),
+        NONE if row.state == PARKED else span(row.remaining),
         amount(row),
         note(row),
-        f"{row.deliveries}" + (f", {row.losses} lost" if row.losses else ""),
+        f"{row.deliveries or NONE}" + (f", {row.losses} lost" if row.losses else ""),
     )
     return tuple(map(_clean, texts))
 

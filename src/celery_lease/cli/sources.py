@@ -56,8 +56,13 @@ def optional_sources(app: Celery) -> Iterator[Sources]:
             reap_within=reap_within(app) if able.reaps else 0.0,
             known=lambda: {} if ask is None else ask.known,
             unavailable=(driver or Driver).unrecorded or unavailable,
-            parked=driver.parked if driver and able.keys else dict,
+            **_of_lines(driver),
         )
+
+
+def _of_lines(driver: Driver | None) -> dict[str, Any]:
+    """Return the sources for parked messages; a driver without keys reports none."""
+    return {"parked": driver.parked, "first_parked": driver.first_parked} if driver else {}
 
 
 def _driver(connection: Any, stack: ExitStack) -> Driver | None:

@@ -22,6 +22,7 @@ from celery_lease.cli.workers import (
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.words import counted
 from celery_lease.view import Collector
+from celery_lease.view.row import PARKED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,49 +42,53 @@ def status(
     """Show the leases of all workers.
 
     The workers' answers are merged with the broker's records, if the broker has any: a lease whose
-    holder does not answer is orphaned, and its message runs again when the lease expires. Exits
-    with status 69 if no worker replied, with 1 if a worker named by -d did not reply.
+    holder does not answer is orphaned, and its message runs again when the lease expires. Messages
+    that wait for an exclusive key are parked: the first of them are listed, without -d. Exits with
+    status 69 if no worker replied, with 1 if a worker named by -d did not reply.
     """
     clock, collector = SystemClock(), Collector()
     with sources(ctx.obj.app) as found:
         replies = collector.collect(found, clock.now, names=destination, timeout=timeout)
-        parked = found.parked()
     silent = found.ask is not None and report_silent(destination, replies, timeout)
     view = collector.view(clock.now())
     warn_of_namesakes(view.duplicates)
     if view.unavailable:
         click.echo(view.unavailable, err=True)
-    leases = sorted(view.rows, key=rows.SORTS[sort])
+    listed = rows.in_order(view.all_rows, sort)
     if as_json:
-        facts = {**document(view, leases), "parked": dict(parked)}
-        click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(document(view, listed), indent=2, ensure_ascii=False))
     else:
-        _show(view, leases)
-        if parked:
-            count = counted(sum(parked.values()), "message")
-            click.echo(f"{count} parked, waiting for an exclusive key: celery -A APP lease keys")
+        _show(view, listed)
     if silent:
         ctx.exit(1 if replies else EX_UNAVAILABLE)
 
 
-def document(view: View, leases: Sequence[LeaseRow]) -> dict[str, object]:
-    """Return leases as a JSON document."""
+def document(view: View, listed: Sequence[LeaseRow]) -> dict[str, object]:
+    """Return leases and parked messages as a JSON document."""
     return {
         "source": "workers" if view.workers else "broker",
         "recorded": view.recorded,
         "workers": sorted(view.workers),
         "duplicates": {node: sorted(who) for node, who in view.duplicates.items()},
-        "leases": [asdict(row) for row in leases],
+        "leases": [asdict(row) for row in listed if row.state != PARKED],
+        "parked": dict(view.parked_in),
+        "parked_messages": [asdict(row) for row in listed if row.state == PARKED],
+        "more_parked": view.more_parked,
     }
 
 
-def _show(view: View, leases: Sequence[LeaseRow]) -> None:
-    if leases:
-        _table(leases)
+def _show(view: View, listed: Sequence[LeaseRow]) -> None:
+    if listed:
+        _table(listed)
+    if view.more_parked:
+        click.echo(f"and {counted(view.more_parked, 'more parked message')}")
     if view.workers:
-        click.echo(f"{counted(len(leases), 'lease')}, {counted(len(view.workers), 'worker')}")
-    elif leases:
-        click.echo(f"{counted(len(leases), 'lease')} on the broker's record")
+        click.echo(f"{counted(len(view.rows), 'lease')}, {counted(len(view.workers), 'worker')}")
+    elif view.rows:
+        click.echo(f"{counted(len(view.rows), 'lease')} on the broker's record")
+    if view.parked_count:
+        count = counted(view.parked_count, "message")
+        click.echo(f"{count} parked, waiting for an exclusive key: celery -A APP lease keys")
 
 
 def _table(found: Sequence[LeaseRow]) -> None:

@@ -110,10 +110,11 @@ def _draw(watch: Screen, show: Callable[..., None], sort: str, lines: int | None
     with pressed() as key:
         while True:
             view = watch.look()
-            found = sorted(view.rows, key=rows.SORTS[sort])
+            found = rows.in_order(view.all_rows, sort)
             headline = f"{_headline(watch, view)}   by {sort}; q quits, s sorts"
             most = _most(lines)
-            show(headline, found[:most], _cells(found, most), len(found) - most)
+            more = max(0, len(found) - most) + view.more_parked
+            show(headline, found[:most], _cells(found, most), more)
             match key(DRAW_INTERVAL):
                 case "q":
                     return
@@ -136,15 +137,15 @@ def _print_again_and_again(watch: Screen, sort: str, lines: int | None) -> None:
 
 def _print(watch: Screen, sort: str, lines: int | None) -> None:
     view = watch.look()
-    found = sorted(view.rows, key=rows.SORTS[sort])
+    found = rows.in_order(view.all_rows, sort)
     most = lines or (_most(None) if sys.stdout.isatty() else len(found))
     click.echo(_headline(watch, view))
     cells = _cells(found, most)
     wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in rows.text(cells, wide, watch.steady.grow(cells)):
         click.echo(line)
-    if len(found) > most:
-        click.echo(f"and {len(found) - most} more")
+    if more := max(0, len(found) - most) + view.more_parked:
+        click.echo(f"and {more} more")
 
 
 def _headline(watch: Screen, view: View) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from celery_lease.core.delivery import Holder, Reaped, Renewal
     from celery_lease.core.findings import Doctor
     from celery_lease.core.keys import KeyAnswer, KeyUse
-    from celery_lease.core.records import Records
+    from celery_lease.core.records import Recorded, Records
 
 #: Why remote control does not work where kombu has no fanout exchanges.
 NO_BROADCASTS = "Celery's remote control needs broadcasts, which kombu does not have there"
@@ -188,6 +188,35 @@ class Driver(ABC):
             Exception: What the client library raises.
         """
         raise self._unsupported("keys_in_use")
+
+    def key_in_use(self, key: str) -> KeyUse | None:
+        """Return who holds one key and who waits for it; None: nobody does.
+
+        Raises:
+            Exception: What the client library raises.
+        """
+        return next((use for use in self.keys_in_use() if use.key == key), None)
+
+    def key_awaited_by(self, task_id: str) -> str:
+        """Return the key for which a task's message waits; "": for none.
+
+        Raises:
+            Exception: What the client library raises.
+        """
+        uses = self.keys_in_use()
+        found = (use.key for use in uses for user in use.parked if user.task_id == task_id)
+        return next(found, "")
+
+    def first_parked(self, most: int) -> Sequence[Recorded]:
+        """Return the first messages of each key's line, at most *most* in all.
+
+        They are not listed if a driver does not override this.
+
+        Raises:
+            Exception: What the client library raises.
+        """
+        del most
+        return ()
 
     def parked(self) -> Mapping[str, int]:
         """Return how many messages of each queue wait for a key; where the driver has keys.

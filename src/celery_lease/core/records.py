@@ -24,6 +24,8 @@ class Recorded:
     since: float  #: seconds since 1970
     remaining: float  #: seconds until it expires; negative: since it expired
     resting: bool = False  #: it has no holder, and waits for the end of its backoff
+    key: str = ""  #: the exclusive key for which it waits, parked
+    position: int | None = None  #: in the line for that key, from 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

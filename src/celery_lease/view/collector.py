@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_lease.core.words import counted
 from celery_lease.view.asking import node_of
-from celery_lease.view.row import HELD, ORPHANED, RESTING, SILENT, LeaseRow
+from celery_lease.view.row import HELD, ORPHANED, PARKED, RESTING, SILENT, LeaseRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 #: Seconds for which a silent worker is named. Its rows stay until their leases expire.
 FORGET = 15.0
+#: The most parked messages that are listed: the others are only counted.
+LISTED = 200
+
+
+def _none_listed(_: int) -> Sequence[Recorded]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +38,8 @@ class Sources:
     unavailable: str = ""  #: a sentence about facts that are unavailable on this broker
     #: Counts the messages of each queue that wait for an exclusive key.
     parked: Callable[[], Mapping[str, int]] = dict
+    #: Returns the first of them of each key, at most so many.
+    first_parked: Callable[[int], Sequence[Recorded]] = _none_listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +47,28 @@ class View:
     """All leases at one moment."""
 
     rows: Sequence[LeaseRow] = ()
+    parked: Sequence[LeaseRow] = ()  #: messages that wait for an exclusive key, at most LISTED
+    parked_in: Mapping[str, int] = field(default_factory=dict)  #: the number of all, by queue
     workers: Sequence[str] = ()  #: names of workers that answered, or identities
     silent: Sequence[str] = ()  #: workers that answered before
     duplicates: Mapping[str, Sequence[str]] = field(default_factory=dict)  #: identities by name
     recorded: bool = False  #: the broker's records are among the sources
     unavailable: str = ""  #: a sentence about facts that are unavailable on this broker
+
+    @property
+    def all_rows(self) -> Sequence[LeaseRow]:
+        """Leases and parked messages."""
+        return [*self.rows, *self.parked]
+
+    @property
+    def parked_count(self) -> int:
+        """The number of parked messages, with those that are not listed."""
+        return sum(self.parked_in.values())
+
+    @property
+    def more_parked(self) -> int:
+        """The number of parked messages that are not listed; 0 if none is."""
+        return max(0, self.parked_count - len(self.parked)) if self.parked else 0
 
     def headline(self) -> str:
         """Return the numbers of workers and leases in one line."""
@@ -51,6 +76,8 @@ class View:
         counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         line = f"{counted(len(self.workers), 'worker')}, {counted(len(self.rows), 'lease')}"
         line += f": {counts}" if counts else ""
+        if self.parked_count:
+            line += f"; {counted(self.parked_count, 'message')} parked"
         if self.silent:
             line += f"; no reply from {', '.join(self.silent)}"
         shared = [f"{len(who)} workers are named {node}" for node, who in self.duplicates.items()]
@@ -69,6 +96,8 @@ class Collector:
     replied: frozenset[str] = frozenset()  #: workers that replied in that round
     trouble: str = ""  #: the reason why the last round failed
     record: tuple[float, list[Recorded]] | None = None
+    #: How many messages of each queue are parked, and the rows of the first.
+    parked: tuple[Mapping[str, int], Sequence[LeaseRow]] = field(default_factory=lambda: ({}, ()))
     known: Mapping[str, Sequence[str]] = field(default_factory=dict)  #: see :class:`Sources`
     sources: Sources = field(default_factory=lambda: Sources(ask=None, records=None))
 
@@ -84,7 +113,8 @@ class Collector:
         """Ask all sources; return the workers' replies.
 
         The records are read last: leases that only they have were claimed since the replies, or
-        their holders do not answer.
+        their holders do not answer. Parked messages are of no node: they are not listed for some
+        nodes only, and not looked at for some tasks only.
 
         Args:
             sources: The sources.
@@ -104,6 +134,9 @@ class Collector:
                 if (not task_ids or each.task_id in task_ids)
                 and (not names or node_of(each.worker) in names)
             ]
+        counts = {} if task_ids else sources.parked()
+        first = sources.first_parked(LISTED) if counts and not names else ()
+        self.parked = counts, [LeaseRow.recorded(each, PARKED) for each in first]
         self.heard(replies, clock(), record=record, sources=sources)
         return replies
 
@@ -140,7 +173,7 @@ class Collector:
 
     def view(self, now: float) -> View:
         """Return all leases as of *now*, if nothing has changed since the last round."""
-        said, record = self.said, self.record
+        said, record, (parked_in, parked) = self.said, self.record, self.parked
         answered = [label for label in said if label in self.replied]
         rows = [row.aged(now - said[label][0]) for label in answered for row in said[label][1]]
         silent = {label: each for label, each in said.items() if label not in answered}
@@ -154,6 +187,8 @@ class Collector:
             ]
         return View(
             rows=rows,
+            parked=parked,
+            parked_in=parked_in,
             workers=answered,
             silent=sorted(label for label, (then, _) in silent.items() if now - then < FORGET),
             duplicates={node: who for node, who in self.known.items() if len(who) > 1},

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 #: broker still has the lease; the holder cannot be asked; the message is in a backoff after a loss;
 #: the holder does not answer, and the broker has no records.
 ORPHANED, HELD, RESTING, SILENT = "orphaned", "held", "resting", "silent"
-#: The states of rows that come only from the broker's records.
+#: The state of a message that waits for an exclusive key and has no holder.
+PARKED = "parked"
+#: The states of leases that come only from the broker's records.
 ON_RECORD = frozenset({ORPHANED, HELD, RESTING})
 
 
@@ -38,14 +40,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRow:
-    """A lease, from any source. Times are seconds since 1970, durations are seconds."""
+    """A lease, from any source, or a parked message, which has none.
+
+    Times are seconds since 1970, durations are seconds.
+    """
 
     task: str
     id: str
     hostname: str  #: the node's name of the holder; "": unknown
     state: str  #: a worker's state, or one of this module's
-    held_since: float
-    remaining: float  #: until the lease expires
+    held_since: float  #: of a parked message: since when it is parked
+    remaining: float  #: until the lease expires; 0: it is parked
     deliveries: int
     losses: int  #: earlier deliveries that were lost
     worker: str = ""  #: the holder's unique identity; "": unknown
@@ -61,7 +66,8 @@ class LeaseRow:
     progress: Progress = field(default_factory=Progress)
     storing: bool = False  #: its task has ended, and the outcome is not stored yet
     cancelled: bool = False
-    key: str = ""  #: the exclusive key that its task holds
+    key: str = ""  #: the exclusive key that its task holds, or waits for
+    position: int | None = None  #: of a parked message in the line for that key, from 1
     max_deliveries: int | None = None  #: losses until it is dead-lettered; None: unknown
     pid: int | None = None
     mode: str = ""
@@ -97,6 +103,8 @@ class LeaseRow:
             queue=lease.queue,
             token=lease.token,
             tag=lease.tag,
+            key=lease.key,
+            position=lease.position,
         )
 
     def aged(self, seconds: float) -> LeaseRow:

@@ -1,4 +1,4 @@
-"""The board: filters and sorts leases, and keeps both in its links."""
+"""The board: filters and sorts leases and parked messages, and keeps both in its links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from celery_lease.view import LeaseRow
     from celery_lease.web.watch import Look, PageWatch
 
-#: Leases on one page, and the most values that a filter offers.
+#: Rows on one page, and the most values that a filter offers.
 PAGE, OFFERED = 50, 200
 #: Share of a lease below which the remaining time is highlighted, as in ``top``.
 SOON = 1 / 3
@@ -85,8 +85,8 @@ class Query:
         return self.state == EXPIRES_SOON and is_soon(row)
 
     def _has_text(self, row: LeaseRow) -> bool:
-        said = (row.task, row.id, row.shown_as, row.worker, row.queue, row.state, row.progress.note)
-        return self.q.lower() in "\n".join(said).lower()
+        said = (row.task, row.id, row.shown_as, row.worker, row.queue, row.state, row.key)
+        return self.q.lower() in "\n".join([*said, row.progress.note]).lower()
 
 
 def state_of(row: LeaseRow) -> str:
@@ -100,18 +100,18 @@ def is_soon(row: LeaseRow) -> bool:
 
 
 def chosen(look: Look, query: Query) -> Sequence[LeaseRow]:
-    """Return all leases for a query, in order; computed once for all viewers."""
+    """Return all rows for a query, in order; computed once for all viewers."""
     return look.once(
         ("rows", replace(query, page=1)),
-        lambda: sorted(filter(query.takes, look.view.rows), key=rows.SORTS[query.sort]),
+        lambda: rows.in_order(filter(query.takes, look.view.all_rows), query.sort),
     )
 
 
 def choices(look: Look) -> Mapping[str, Mapping[str, int]]:
-    """Return the values of each filter, with the number of their leases."""
+    """Return the values of each filter, with the number of their rows."""
 
     def count() -> dict[str, dict[str, int]]:
-        every = look.view.rows
+        every = look.view.all_rows
         counted = {
             "state": Counter(map(state_of, every)),
             "task": Counter(row.task for row in every),

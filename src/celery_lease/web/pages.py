@@ -16,7 +16,13 @@ from celery_lease.cli.dead import facts as letter_facts, letters_of, loss as los
 from celery_lease.cli.doctor.examine import Request as DoctorRequest, examine
 from celery_lease.cli.doctor.report import by_subject, facts as report_facts
 from celery_lease.cli.exclusive import document as keys_document, keys_in_use
-from celery_lease.cli.explain import document as task_document, eta_of, facts_of, leases_of
+from celery_lease.cli.explain import (
+    awaited_key,
+    document as task_document,
+    eta_of,
+    facts_of,
+    leases_of,
+)
 from celery_lease.cli.sources import optional_sources
 from celery_lease.cli.stack import seen
 from celery_lease.cli.status import document as leases_document
@@ -78,7 +84,7 @@ class Pages:
         )
 
     def board_json(self, request: Request) -> Response:
-        """Return all leases for a query, as ``lease status --json``."""
+        """Return all leases and parked messages for a query, as ``lease status --json``."""
         look, query = self.site.watch.current(), board.Query.of(request.query_params)
         found = [self.site.watch.row_now(row, look) for row in board.chosen(look, query)]
         return as_json(leases_document(look.view, found), 503 if look.trouble else 200)
@@ -290,7 +296,8 @@ class Pages:
             if any(row.started_at is None for row in known["held"]):
                 with optional_sources(self.site.app) as found:
                     known["eta"] = eta_of(found, known["held"], REPLY)
-            return facts_of(self.site.app, task_id, known)
+            awaited = awaited_key(look.view, task_id)
+            return facts_of(self.site.app, task_id, known, (), awaited)
 
         return self.site.shared.get(("task", task_id), TASK, find)
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from celery_lease.core.delivery import Reaped, Terms
     from celery_lease.core.findings import Doctor
     from celery_lease.core.keys import KeyUse
+    from celery_lease.core.records import Recorded
 
 T = TypeVar("T")
 
@@ -82,6 +83,7 @@ class RedisDriver(VirtualDriver):
     def __init__(self, channel: Any) -> None:
         """Prepare for the server and the keys of a kombu *channel*; nothing is sent."""
         self.keys = Keys.of(channel)
+        self.lines: Sequence[str] = ()  #: keys whose lines were listed last
         self._sweeps = Sweeps(self._run, self.keys, self._members)
         self._connect(channel)
 
@@ -200,6 +202,18 @@ class RedisDriver(VirtualDriver):
     def keys_in_use(self) -> list[KeyUse]:
         """Return the keys that are held or waited for."""
         return exclusive_keys.in_use(self)
+
+    def key_in_use(self, key: str) -> KeyUse:
+        """Return who holds a key and who waits for it; only its own messages are read."""
+        return exclusive_keys.use_of(self, key)
+
+    def key_awaited_by(self, task_id: str) -> str:
+        """Return the key for which a task's message waits; "": for none."""
+        return exclusive_keys.awaited_by(self, task_id)
+
+    def first_parked(self, most: int) -> list[Recorded]:
+        """Return the first messages of each line, at most *most* in all."""
+        return exclusive_keys.first_parked(self, most)
 
     def parked(self) -> dict[str, int]:
         """Return how many messages of each queue wait for a key."""
@@ -355,6 +369,14 @@ class RedisDriver(VirtualDriver):
         """
         keys = [self.keys.index, self.keys.unacked, self.keys.dead_letter_queues, source, target]
         return bool(self._run("move_dead_letter", keys, [queue, letter, text]))
+
+    def listed(self, where: Any, count: int, which: str, text: bytes) -> Any:
+        """Return a page of the records of ``held`` or ``parked`` messages, by ``list.lua``.
+
+        Raises:
+            redis.RedisError: It failed, or was not answered in time.
+        """
+        return self._run("list", self.keys.claims[3:], [where, count, which, text])
 
     def call(self, command: Callable[[redis.Redis], T]) -> T:
         """Run a *command* with a client.

@@ -35,17 +35,8 @@ class RedisRecords:
 
     def leases(self, task_id: str | None = None) -> Iterator[Recorded]:
         """Yield the held messages, all or those of one task."""
-        _, _, expiries, claims = self._driver.keys.claims
-        cursor = None
-        while cursor != 0:
-            cursor, found = self._driver.call(_page_of(claims, cursor or 0))
-            records = {tag: json.loads(text) for tag, text in found.items()}
-            wanted = {
-                tag: record
-                for tag, record in records.items()
-                if task_id is None or record.get("id") == task_id
-            }
-            yield from self._recorded(expiries, wanted)
+        for page in pages(self._driver, "held", task_id):
+            yield from self._recorded(self._driver.keys.claims[2], page)
 
     def losses(self, tag: str) -> Sequence[Mapping[str, Any]]:
         """Return the lost deliveries of a message."""
@@ -67,7 +58,7 @@ class RedisRecords:
                     ahead += 1
         return None
 
-    def _recorded(self, expiries: str, records: dict[bytes, Any]) -> Iterator[Recorded]:
+    def _recorded(self, expiries: str, records: Mapping[bytes, Any]) -> Iterator[Recorded]:
         if not records:
             return
         clock: Any = self._driver.call(lambda client: client.time())
@@ -75,8 +66,8 @@ class RedisRecords:
         tags: list[Any] = list(records)
         scores: Any = self._driver.call(lambda client: client.zmscore(expiries, tags))
         for (tag, record), score in zip(records.items(), scores, strict=True):
-            # Otherwise it was settled a moment ago, is not claimed yet, or is parked.
-            if score is not None and not record.get("arriving") and "parked" not in record:
+            # Otherwise it was settled a moment ago, or is not claimed yet.
+            if score is not None and not record.get("arriving"):
                 yield Recorded(
                     tag=tag.decode(),
                     task_id=record.get("id", ""),
@@ -100,8 +91,24 @@ class RedisRecords:
                 return
 
 
-def _page_of(key: str, cursor: int) -> Callable[[redis.Redis], Any]:
-    return lambda client: client.hscan(key, cursor, count=PAGE)
+def pages(
+    driver: RedisDriver, which: str, task_id: str | None = None
+) -> Iterator[Mapping[bytes, Any]]:
+    """Yield the records of ``held`` or of ``parked`` messages, by tag.
+
+    The server selects them: those of one task, or all that are held, or of parked ones at least one
+    for each key.
+    """
+    text = "" if task_id is None else f'"id": {json.dumps(task_id, ensure_ascii=False)}'
+    where: Any = None
+    while where != b"0":
+        where, found = driver.listed(where or b"0", PAGE, which, text.encode(errors="replace"))
+        records = {tag: json.loads(each) for tag, each in zip(found[::2], found[1::2], strict=True)}
+        yield {
+            tag: record
+            for tag, record in records.items()
+            if task_id is None or record.get("id") == task_id
+        }
 
 
 def _texts_of(key: str, last: int) -> Callable[[redis.Redis], Any]:

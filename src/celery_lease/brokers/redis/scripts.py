@@ -22,14 +22,16 @@ NAMES = (
     "extend",
     "requeue",
     "leave",
+    "list",
     "reap",
     "sweep",
     "take",
     "unclaim",
 )
 #: Scripts without ``though_full.lua`` in front: the first writes nothing while its lists are empty,
-#: and otherwise begins with the same command; the second is not needed on a full server.
-_IDLE = frozenset({"arrive", "leave"})
+#: and otherwise begins with the same command; the second is not needed on a full server; the third
+#: writes nothing.
+_IDLE = frozenset({"arrive", "leave", "list"})
 #: Files that are put in front of the scripts that use them, in this order.
 _RESTORING = frozenset({"dead_letter", "requeue", "reap", "unclaim"})
 _EXCLUSIVE = frozenset({"claim", "complete", "take"}) | _RESTORING
