@@ -205,10 +205,17 @@ def test_a_task_that_is_over_is_told_by_its_result() -> None:
     assert "result backend says nothing" in story(result=None, held=[row()])
 
 
+def test_a_whole_id_that_nobody_knows_is_not_asked_for_again() -> None:
+    """As short ids are that somebody gave by hand."""
+    unknown = Facts(task_id="i" * 36, replied=1, broker="redis", records=True)
+    assert "give the whole id" not in "\n".join(story_of(unknown, NOW))
+
+
 def test_a_task_that_nobody_knows_is_told_as_such() -> None:
     """Who was asked, and what that may mean."""
     text = story()
     assert "Nobody knows x: not the 1 worker that replied, the broker or the result" in text
+    assert "give the whole id" in text
     assert not Facts(task_id="x", replied=1).is_known
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_lease import brokers
 from celery_lease.cli.broker import called
+from celery_lease.cli.ids import WHOLE
 from celery_lease.cli.results import is_final
 from celery_lease.cli.rows import amount, span
 from celery_lease.core.dead import DEAD_AGAIN, reason_of
@@ -284,6 +285,8 @@ def _result(facts: Facts) -> Iterator[str]:
         yield f"Its state in the result backend is {kept.state}."
     if not facts.is_known:
         yield f"Nobody knows {facts.task_id}: not {_asked(facts)}. {_guess(facts)}"
+        if len(facts.task_id) < WHOLE:
+            yield "If that is the beginning of an id, give the whole id."
     yield from _unavailable(facts)
 
 

@@ -84,8 +84,7 @@ def _plain(case: Case) -> Iterator[Finding]:
         yield notice(
             "workers.plain",
             f"without leases: {_names(apart)}",
-            "They take messages of other queues than the leased tasks of this app and the workers "
-            "with leases.",
+            "They consume from no queue of this app's leased tasks or of the workers with leases.",
         )
     for worker in leased:
         if worker.about and not worker.about.get("enabled"):
