@@ -172,7 +172,7 @@ MUTANTS = [
         "tonumber(page[i + 1]) > latest + 15",
     ),
     Mutant("one page is all", "due", "return {seen, due,", "return {0, {},"),
-    Mutant("plain messages are never due", "due", "and 1 or 0}", "and 0 or 0}"),
+    Mutant("plain messages are never due", "due", "and 1 or 0,", "and 0 or 0,"),
     Mutant(
         "nobody knows the order",
         "due",

@@ -216,7 +216,9 @@ class RedisDriver(VirtualDriver):
         return exclusive_keys.first_parked(self, most)
 
     def parked(self) -> dict[str, int]:
-        """Return how many messages of each queue wait for a key."""
+        """Return how many messages of each queue wait for a key, after a sweep."""
+        if not self._sweeps.any_held:
+            return {}
         try:
             counts: Any = self.call(lambda client: client.hgetall(self.keys.parked))
         except Exception as exc:

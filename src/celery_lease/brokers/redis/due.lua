@@ -4,8 +4,9 @@
 -- ARGV: 'leases' or 'plain', the seconds after its score at which it is due, rank of the first, most
 --       of them, the seconds that an arrival takes, and those after which a plain message is due
 -- Returns: how many were looked at, fewer than asked for at the end; a flat list: of each its
--- tag, the seconds since it was due, and when it was delivered, in microseconds; and whether plain
--- messages may be due, 1 or 0, so that nobody asks for them in vain.
+-- tag, the seconds since it was due, and when it was delivered, in microseconds; whether plain
+-- messages may be due, 1 or 0, so that nobody asks for them in vain; and 1 if there is any, due or
+-- not, else 0.
 --
 -- A fencing token is the time of a claim; what only arrived has none, and the lease of an arrival.
 --
@@ -42,4 +43,5 @@ for i = 1, seen do
   end
 end
 local oldest = leased and redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
-return {seen, due, oldest and tonumber(oldest) <= now - tonumber(ARGV[6]) and 1 or 0}
+return {seen, due, oldest and tonumber(oldest) <= now - tonumber(ARGV[6]) and 1 or 0,
+  #page > 0 and 1 or 0}

@@ -49,6 +49,7 @@ class Sweeps:
         self._run = run
         self._keys = keys
         self._members = members
+        self.any_held = True  #: False: the last sweep found that nothing is held, nor parked
         self._is_plain_due = True  # False: the call for leases just before has found none
 
     def leases(self, limit: int, plain: PlainSweep) -> Iterator[Reaped]:
@@ -113,9 +114,9 @@ class Sweeps:
         keys, found = [*self._keys.claims, self._keys.refusals], {}
         for start in count(0, PAGE):
             args = [what, seconds, start, PAGE, ARRIVAL, timeout]
-            seen, page, is_plain_due = self._run("due", keys, args)
+            seen, page, is_plain_due, any_held = self._run("due", keys, args)
             if what == "leases" and start == 0:
-                self._is_plain_due = bool(is_plain_due)
+                self._is_plain_due, self.any_held = bool(is_plain_due), bool(any_held)
             for tag, late, since in zip(page[::3], page[1::3], page[2::3], strict=True):
                 found[tag] = (int(since), float(late))
             if seen < PAGE or len(found) >= limit:
