@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from kombu import Consumer, Queue
 
@@ -14,6 +15,8 @@ from celery_lease.brokers.redis import waiting
 from celery_lease.brokers.redis.waiting import Step
 from harness.brokers import RedisServer
 from harness.lease_desk import Bench, Desk, bodies
+from harness.ledger import now
+from harness.relay_stage import RelayStage
 from harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import redis
+
+    from harness.workers import Worker
 
 pytestmark = pytest.mark.compat
 
@@ -285,3 +290,35 @@ def test_a_user_that_may_not_be_told_looks_for_messages(
         assert time.monotonic() - began < 1.0
         poor.close()
         rich.close()
+
+
+def in_line(client: redis.Redis, worker: Worker) -> bool:
+    """Whether a worker waits at a bell; the port of its end of the connection tells whose it is."""
+    ports = {each.laddr.port for each in psutil.Process(worker.pid).net_connections()}
+    clients = client.client_list(_type="normal")
+    return any(
+        each["cmd"] == "blpop" and int(each["addr"].rpartition(":")[2]) in ports for each in clients
+    )
+
+
+def test_a_message_whose_watcher_was_killed_is_found_by_the_next_worker(
+    valkey: RedisServer, tmp_path: Path
+) -> None:
+    """After one look of those in line at most; it watches then, and finds the next one at once."""
+    stage = RelayStage(valkey, tmp_path)
+    try:
+        workers = [stage.start(), stage.start()]
+        waits = [lambda worker=worker: in_line(stage.broker, worker) for worker in workers]
+        eventually(lambda: sum(each() for each in waits) == 1, 20, what="one watches, one waits")
+        killed = workers[0] if waits[1]() else workers[1]
+        killed.kill_group()
+        killed.wait()
+        delays = []
+        for _ in range(2):
+            sent_at = now()
+            delays.append(stage.wait("start", stage.send("short")).at - sent_at)
+            stage.wait_settled()
+        assert delays[0] < waiting.LINE + 3.0
+        assert delays[1] < 3.0
+    finally:
+        stage.close()
