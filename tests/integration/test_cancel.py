@@ -224,7 +224,7 @@ def test_operators_cancel_by_command(stage: Stage) -> None:
     assert len(lines) == 3
     assert lines[0].endswith(f"celery control terminate SIGTERM {plain}")
     assert lines[1] == f"{over}: is over already: SUCCESS"
-    assert lines[2].startswith("no-such-task: is with none of the 1 worker that replied")
+    assert lines[2].startswith("no-such-task: not found at the 1 worker that replied")
 
 
 def test_a_stopping_worker_still_cancels(stage: Stage) -> None:

@@ -82,7 +82,7 @@ def test_the_best_answer_of_several_workers_counts() -> None:
     }
     assert outcomes(["a", "b"], replies) == [
         (f"t[a] on w2: {WORDS['told']}", True),
-        ("b: is with none of the 3 workers that replied", False),
+        ("b: not found at the 3 workers that replied", False),
     ]
 
 

@@ -115,8 +115,8 @@ def _missing(app: Celery, task_id: str, workers: int) -> str:
         return f"is over already: {state}"
     replied = f"{counted(workers, 'worker')} that replied"
     return (
-        f"is with none of the {replied}. They refuse it from now on: if it waits in a queue, it is "
-        "revoked when one of them gets it"
+        f"not found at the {replied}. Workers refuse it from now on: if it waits in a queue, it is "
+        "revoked when one of them receives it"
     )
 
 

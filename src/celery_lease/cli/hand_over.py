@@ -55,7 +55,7 @@ def _outcome(
     task_id: str, found: tuple[str, Mapping[str, Any]] | None, workers: int
 ) -> tuple[str, bool]:
     if found is None:
-        return f"{task_id}: is with none of the {counted(workers, 'worker')} that replied", False
+        return f"{task_id}: not found at the {counted(workers, 'worker')} that replied", False
     worker, what = found
     named = f"{what['task']}[{task_id}]" if "task" in what else task_id
     return f"{named} on {worker}: {WORDS[what['state']]}", what["state"] == "told"

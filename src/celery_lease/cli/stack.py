@@ -32,7 +32,7 @@ def stack(ctx: click.Context, task_id: str, timeout: float) -> None:
     for worker, what in found:
         click.echo("\n".join(in_words(worker, what)))
     if not found:
-        missing = f"runs on none of the {counted(len(replies), 'worker')} that replied"
+        missing = f"not running at the {counted(len(replies), 'worker')} that replied"
         click.echo(f"{task_id}: {missing}", err=True)
         ctx.exit(1)
 
