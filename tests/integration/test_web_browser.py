@@ -233,7 +233,7 @@ def test_a_worker_is_drained_and_resumed(stage: Stage, pages: list[Page]) -> Non
     page, worker = pages[0], stage.at_work()
     its = page.locator("article").filter(has_text=worker.hostname)
     page.goto(f"{stage.server.url}/workers")
-    confirm(page, "Drain", "takes nothing more", f"{worker.hostname}: draining", its)
+    confirm(page, "Drain", "takes no more messages", f"{worker.hostname}: draining", its)
     page.goto(f"{stage.server.url}/workers")
     expect(its.get_by_role("button", name="Resume…")).to_be_visible(timeout=SOON)
     waiting = stage.send("video.render", 0)
