@@ -30,7 +30,7 @@ PLAIN = settings(
 #: A find is enough: no shrinking. Derandomized, so that a mutant that is found once always is.
 HUNT = settings(
     PLAIN,
-    max_examples=400,
+    max_examples=2_000,  # few plays show a rare one
     phases=[Phase.generate],
     derandomize=True,
     report_multiple_bugs=False,
