@@ -153,9 +153,9 @@ def _claim(driver: Any, deliveries: Sequence[Delivery]) -> list[Any]:
         with client.pipeline(transaction=False) as pipe:
             for each in deliveries:
                 text = f"[{each.payload}{each.suffix}"
-                args = [each.tag, text, terms.seconds, each.record(terms)]
+                args = [each.tag, text, terms.seconds, each.record(terms), each.arrival, ""]
                 driver._scripts["claim"](keys=keys, args=args, client=pipe)
-            return list(pipe.execute())
+            return [token for token, *_ in pipe.execute()]
 
     return list(driver.call(command))
 
