@@ -273,6 +273,10 @@ def packed(message: object) -> tuple[bytes, bytes]:
     return struct.pack("!i", len(body)), body
 
 
+class Owner(SimpleNamespace):
+    """Something that can be referred to weakly."""
+
+
 class Reading:
     """Celery's event loop and its reader of what task processes send, and a pipe from one."""
 
@@ -287,8 +291,8 @@ class Reading:
         handler.register_with_event_loop(self.hub)
         self.hub.add_reader(self.ours, handler.handle_event, self.ours)
         processes = SimpleNamespace(_fileno_to_outq=handler.fileno_to_outq)
-        consumer: Any = SimpleNamespace(hub=self.hub, pool=SimpleNamespace(_pool=processes))
-        partial_messages.read_to_the_end(consumer)
+        self.consumer: Any = Owner(hub=self.hub, pool=SimpleNamespace(_pool=processes))
+        partial_messages.read_to_the_end(self.consumer)
 
     def hear(self, message: object) -> None:
         self.heard.append(message)

@@ -15,6 +15,7 @@ import logging
 from inspect import isgenerator
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,10 +32,10 @@ def read_to_the_end(consumer: Any) -> None:
     hub = consumer.hub
     if hub is None:
         return
-    reset = hub.reset
+    reset, known = hub.reset, ref(consumer)  # a loop may outlive its consumer, and its connections
 
     def reset_between_messages() -> None:
-        for descriptor in _of_processes(consumer):
+        for descriptor in _of_processes(known()):
             _read(hub, descriptor)
         reset()
 
@@ -43,7 +44,7 @@ def read_to_the_end(consumer: Any) -> None:
 
 def _of_processes(consumer: Any) -> list[int]:
     """Return the descriptors on which task processes send; none in a pool of another kind."""
-    processes = getattr(consumer.pool, "_pool", None)
+    processes = getattr(getattr(consumer, "pool", None), "_pool", None)
     return list(getattr(processes, "_fileno_to_outq", ()))
 
 
