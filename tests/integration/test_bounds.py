@@ -52,7 +52,7 @@ def test_a_worker_without_room_for_another_task_takes_no_more(stage: RelayStage)
         module="harness.app_bounds", pool="threads", concurrency=10, extra=QUIET_PEERS
     )
     worker = stage.fleet.start(stage.setup, options)
-    due_later = [stage.send("short", countdown=3) for _ in range(4)]
+    due_later = [stage.send("short", countdown=6) for _ in range(4)]
     eventually(lambda: stage.held() == 4)
     tasks = due_later + stage.send_many(12, "beats", 1.5)
     for task_id in tasks:
