@@ -131,6 +131,7 @@ class Play:
         held = self.place.waiting() == 0 and len(self.runs(task_id)) == 2
         current.kill_group()
         killed_at = now()
+        current.wait()
         self.ledger.wait("start", task_id, count=3, within=60)
         taken_over = self.runs(task_id)[2].at - killed_at
         self.ledger.wait("end", task_id, count=2)

@@ -52,6 +52,7 @@ class FakeDriver:
     """A :class:`celery_lease.core.delivery.Driver` whose broker is a dict."""
 
     capabilities = Capabilities(extends=True, fences=True, confirms=True, granularity=0.0)
+    is_tended = False
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock

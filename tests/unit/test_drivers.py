@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
@@ -107,3 +108,21 @@ def test_what_a_driver_leaves_out_is_there() -> None:
     }.items():
         with pytest.raises(UnsupportedOperation):
             getattr(driver, operation)(*arguments)
+
+
+def test_only_rabbitmq_needs_work_while_nothing_is_held() -> None:
+    """The keeper rests at all others."""
+    tended = {name for name in ("amqp", "memory", "redis", "sqs") if is_tended(name)}
+    assert tended == {"amqp"}
+
+
+def is_tended(name: str) -> bool:
+    module = import_module(f"celery_lease.brokers.{name}.driver")
+    (driver,) = [
+        each
+        for each in vars(module).values()
+        if isinstance(each, type)
+        and issubclass(each, Driver)
+        and each.__module__ == module.__name__
+    ]
+    return bool(object.__new__(driver).is_tended)

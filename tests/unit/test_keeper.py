@@ -513,6 +513,13 @@ def test_a_keeper_does_not_rest_while_the_main_loop_stands_still(bench: Bench) -
     assert bench.passed().wait == LONGEST_WAIT
 
 
+def test_a_keeper_does_not_rest_at_a_broker_that_it_tends(bench: Bench) -> None:
+    """RabbitMQ closes the channel of a plain task's message that is not returned in time."""
+    bench.driver.is_tended = True
+    assert idle(bench) == LONGEST_WAIT
+    assert not bench.leases.resting
+
+
 def test_a_keeper_does_not_rest_while_a_message_has_to_go_back(bench: Bench) -> None:
     """Its claim failed, so it holds no lease, and the broker has not answered its return."""
     bench.driver.silent = True

@@ -140,6 +140,11 @@ class Driver(ABC):
         About twice a second. Needed for a broker that pushes messages.
         """
 
+    @property
+    def is_tended(self) -> bool:
+        """Whether :meth:`tend` does something: the keeper does not rest then."""
+        return type(self).tend is not Driver.tend
+
     def catch_up(self, channel: Any) -> None:
         """Handle the data that :meth:`tend` has read, where an event loop waits for the socket.
 

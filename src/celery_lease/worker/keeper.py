@@ -138,6 +138,7 @@ class Keeper:
         leases, now = self._leases, pass_.now
         if (
             len(leases)
+            or leases.driver.is_tended
             or leases.outbox.left
             or not leases.intake.is_open
             or now - pass_.loop_seen > AWAKE
