@@ -35,7 +35,7 @@ ANSWER_TIMEOUT = 5.0
 #: Bounds of the wait between two passes, in seconds; short leases are looked at more often.
 SHORTEST_WAIT, LONGEST_WAIT = 0.02, 0.5
 #: Seconds without a lease after which a worker's threads rest; wait between two passes then.
-RESTS_AFTER = REST_WAIT = 5.0
+RESTS_AFTER, REST_WAIT = 30.0, 5.0
 #: Seconds for which the main loop of a worker that rests may stand still.
 AWAKE = 2.0
 
