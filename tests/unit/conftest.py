@@ -9,9 +9,12 @@ import pytest
 from celery import _state
 
 from unit.fake_broker import Bench
+from unit.leased_runs import Delivery, make_app, sent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from celery import Celery
 
 
 def _module_of(finalizer: Any) -> str:
@@ -41,3 +44,17 @@ def bench() -> Iterator[Bench]:
     bench = Bench()
     yield bench
     bench.leases.close()
+
+
+@pytest.fixture
+def app() -> Celery:
+    """An app of one test; its broker is the process's, and empty."""
+    app = make_app()
+    sent(app)
+    return app
+
+
+@pytest.fixture
+def delivery(monkeypatch: pytest.MonkeyPatch) -> Delivery:
+    """A delivery whose lease is held."""
+    return Delivery(monkeypatch)

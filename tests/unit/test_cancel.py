@@ -17,7 +17,7 @@ from celery_lease.core.loss import FLAG_CANCELLED, FLAG_LOST
 from celery_lease.task.outcome import Cancelled, Discarded
 from celery_lease.worker import cancel as cancelling, compat, control
 from unit.fake_broker import Bench
-from unit.leased_runs import Delivery, make_app, sent
+from unit.leased_runs import Delivery, sent
 from unit.test_request import Bench as RequestBench
 
 if TYPE_CHECKING:
@@ -31,14 +31,6 @@ def bench() -> Iterator[Bench]:
     yield bench
     bench.leases.close()
     state.revoked.clear()
-
-
-@pytest.fixture
-def app() -> Celery:
-    """An app of one test."""
-    app = make_app()
-    sent(app)
-    return app
 
 
 def states_of(done: dict[str, dict[str, Any]]) -> dict[str, str]:
@@ -129,12 +121,6 @@ def test_a_waiting_request_is_revoked_as_celery_does(app: Celery, *, scheduled: 
 def cancelled_at(delivery: Delivery) -> None:
     """Have the task told at its next beat."""
     delivery.board.flag(delivery.slot, FLAG_CANCELLED)
-
-
-@pytest.fixture
-def delivery(monkeypatch: pytest.MonkeyPatch) -> Delivery:
-    """A delivery whose lease is held."""
-    return Delivery(monkeypatch)
 
 
 def beating(app: Celery, delivery: Delivery, **options: Any) -> Any:

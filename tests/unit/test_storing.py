@@ -19,26 +19,12 @@ from celery_lease.board.spans import Span
 from celery_lease.core.loss import FLAG_CANCELLED, FLAG_MAX_DURATION, FLAG_OUT_OF_TIME
 from celery_lease.task.outcome import Cancelled, Discarded, HandedOver, NotStored
 from celery_lease.task.storing import GivenUp, guard, may_pass
-from unit.leased_runs import Delivery, leased, make_app, sent
+from unit.leased_runs import Delivery, leased, sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from celery.backends.redis import RedisBackend
-
-
-@pytest.fixture
-def app() -> Celery:
-    """An app of one test."""
-    app = make_app()
-    sent(app)
-    return app
-
-
-@pytest.fixture
-def delivery(monkeypatch: pytest.MonkeyPatch) -> Delivery:
-    """A delivery whose lease is held."""
-    return Delivery(monkeypatch)
 
 
 def outcome_of(delivery: Delivery) -> Outcome:

@@ -29,20 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-@pytest.fixture
-def app() -> Celery:
-    """An app of one test; its broker is the process's, and empty."""
-    app = make_app()
-    sent(app)
-    return app
-
-
-@pytest.fixture
-def delivery(monkeypatch: pytest.MonkeyPatch) -> Delivery:
-    """A delivery whose lease is held."""
-    return Delivery(monkeypatch)
-
-
 def nothing() -> None:
     """Do nothing, as a task does that is never run."""
 
