@@ -84,6 +84,17 @@ def test_gaps_are_between_the_beats_that_the_keeper_sees_and_to_the_end(bench: B
     assert (pace.mode, pace.extension) == ("observe", 10.0)
 
 
+def test_a_silence_before_a_last_beat_is_a_gap(bench: Bench) -> None:
+    """The keeper does not see that beat: the run ends before its next look."""
+    held = bench.run(policy=OBSERVED)
+    bench.passed()
+    bench.clock.advance(12.0)
+    bench.beat(held)
+    bench.leases.complete("a")
+    pace = pace_of(bench)
+    assert (pace.longest_gap, pace.gaps.total(), pace.late) == (12.0, 1, 1)
+
+
 def test_a_quiet_period_is_no_gap(bench: Bench) -> None:
     """It was declared, and the lease covers it."""
     held = bench.run()

@@ -45,7 +45,9 @@ class Paces:
             pace.lost += 1
             return
         if not entry.span.stores:  # the end of its body was not seen
-            self._gap(entry, max(entry.beat, started, beat), now)
+            seen = max(entry.beat, started)
+            last = max(seen, beat)  # the keeper has not seen it: the longer part is the gap
+            self._gap(entry, *((seen, last) if last - seen > now - last else (last, now)))
         pace.runs += 1
         pace.longest_run = max(pace.longest_run, now - started)
         pace.silent += not entry.beats and now - started > SEEN
