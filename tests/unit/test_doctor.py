@@ -212,11 +212,20 @@ def test_code_that_cannot_beat_is_found(app: Celery) -> None:
         add(app, function)
     add(app, daemon, lease_mode="daemon")
     app.finalize()
-    found = [each.what for each in tasks.check(case_of(app))]
-    assert found == [
+    found = list(tasks.check(case_of(app)))
+    assert [each.what for each in found] == [
         "task t.none takes no context, and does not call current_context()",
         "task t.unused takes context and never uses it",
     ]
+    assert "beats, its lease is lost 300 s after" in found[0].why
+
+
+def test_a_task_that_is_observed_would_lose_its_lease(app: Celery) -> None:
+    """Nothing is enforced yet: the finding says in which mode it would be."""
+    add(app, none, lease_mode="observe")
+    app.finalize()
+    (found,) = tasks.check(case_of(app))
+    assert "in heartbeat mode its lease is lost" in found.why
 
 
 def test_what_workers_saw_of_tasks_counts(app: Celery) -> None:

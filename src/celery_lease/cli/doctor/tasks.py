@@ -39,12 +39,13 @@ def check(case: Case) -> Iterator[Finding]:
         if (policy := case.policies.get(name)) and (reason := why_silent(task, policy))
     }
     for name, reason in judged.items():
-        extension = plain(case.policies[name].extension)
+        policy = case.policies[name]
+        observed = "in heartbeat mode " if policy.mode is Mode.OBSERVE else ""
         yield warning(
             "tasks.silent",
             f"task {name} {reason}",
-            f"Unless code that it calls beats, its lease is lost {extension} s after it began, "
-            "and it is run again elsewhere.",
+            f"Unless code that it calls beats, {observed}its lease is lost "
+            f"{plain(policy.extension)} s after it began, and it is run again elsewhere.",
             REMEDY,
         )
     if case.policies and not judged:
