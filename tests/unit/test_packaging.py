@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -104,3 +105,19 @@ def test_importing_the_package_or_its_pytest_plugin_does_not_import_celery(modul
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+def test_tests_pass_where_they_can_keep_nothing() -> None:
+    """As for a user who may not write to the checkout: neither pytest's cache nor hypothesis'."""
+    nowhere = os.devnull + "/kept"
+    module = ROOT / "tests" / "unit" / "test_pgmq_fence.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-o", f"cache_dir={nowhere}", str(module)],
+        env={**os.environ, "HYPOTHESIS_STORAGE_DIRECTORY": nowhere},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
