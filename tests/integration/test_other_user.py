@@ -43,12 +43,12 @@ exec setpriv --no-new-privs "$@"
 PREFIX = ("unshare", "--mount", "sh", "-ec", HARDEN, "harden")
 
 
-def options(**env: str) -> WorkerOptions:
+def options(module: str = "harness.app_hardened", **env: str) -> WorkerOptions:
     """Return a worker's options: as root it changes its user, and else it hides its files."""
     if os.getuid():
-        return WorkerOptions(module="harness.app_hardened", concurrency=2, env=env)
+        return WorkerOptions(module=module, concurrency=2, env=env)
     return WorkerOptions(
-        module="harness.app_hardened",
+        module=module,
         concurrency=2,
         prefix=(*PREFIX, os.path.realpath(sys.executable), sys.base_prefix),
         extra=(*QUIET_PEERS, "--uid", "nobody", "--gid", "nogroup"),
@@ -80,12 +80,13 @@ class Stage:
         self.app = self.setup.app()
         self.redis = server.client(self.setup.database)
 
-    def worker(self, **env: str) -> Worker:
-        env = {"TMPDIR": str(self.fleet.directory), "PYTHONDONTWRITEBYTECODE": "1", **env}
-        return self.fleet.start(self.setup, options(**env))
+    def worker(self, **more: str) -> Worker:
+        env = {"TMPDIR": str(self.fleet.directory), "PYTHONDONTWRITEBYTECODE": "1"}
+        return self.fleet.start(self.setup, options(**env, **more))
 
     def send(self, name: str, *args: Any, **headers: Any) -> str:
-        return str(self.app.send_task(f"any.{name}", args, headers=headers).id)
+        name = name if "." in name else f"any.{name}"
+        return str(self.app.send_task(name, args, headers=headers).id)
 
     def queued(self) -> list[dict[str, Any]]:
         return [json.loads(text) for text in self.redis.lrange("celery", 0, -1)]
@@ -166,21 +167,30 @@ def test_the_worker_has_changed_its_user(stage: Stage) -> None:
 
 if "spawn" in METHODS:
 
+    @pytest.mark.parametrize(
+        ("module", "task"),
+        [("app_hardened", "any.work"), ("app_whole", "whole.late"), ("app_whole", "whole.early")],
+    )
     def test_what_a_task_process_cannot_read_is_no_loss_of_its_tasks(
-        setup: Setup, public_fleet: WorkerFleet, valkey: RedisServer
+        setup: Setup, public_fleet: WorkerFleet, valkey: RedisServer, module: str, task: str
     ) -> None:
         """One error; the worker stops, and a sound one runs them, though no loss is allowed."""
-        conf = {"worker_pool_start_method": "spawn", "lease_max_deliveries": 1}
+        conf = {
+            "worker_pool_start_method": "spawn",
+            "lease_max_deliveries": 1,
+            "lease_tasks": "all",
+        }
         stage = Stage(setup, public_fleet, valkey, **conf)
-        worker = stage.worker()
+        module = f"harness.{module}"
+        worker = stage.worker(module=module)
         (board,) = public_fleet.directory.glob("celery-lease-board-*")
         board.unlink()
         lease = {"lease_extension": 60}
-        sent = [stage.send("work", 0.1, lease=lease) for _ in range(4)]
+        sent = [stage.send(task, 0.1, lease=lease) for _ in range(4)]
         assert worker.wait(60) == 1
         assert worker.log.count("cannot reach the worker's memory") == 1
         assert stage.ledger.entries() == []
         assert sorted(each["headers"]["id"] for each in stage.queued()) == sorted(sent)
         assert stage.redis.keys("celery.dead*") == []
-        stage.worker()
+        stage.worker(module=module)
         stage.ledger.wait("end", count=4, within=60)

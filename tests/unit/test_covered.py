@@ -229,13 +229,15 @@ def test_an_early_task_that_its_process_did_not_start_ends_quietly(app: Celery) 
 def test_a_process_that_cannot_be_told_stops_the_worker(
     app: Celery, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the log names the task that was acknowledged for nothing."""
+    """It has not asked for its start, so nothing was acknowledged."""
     monkeypatch.setattr(state, "should_stop", None)
     bench = Bench(app)
     bench.start()
+    bench.leases.answers = False
     bench.request.on_accepted(1, 1.0)
     bench.request.on_success(covering.nothing(OutOfReach("x")))
-    assert "is acknowledged and was not started: send it again" in caplog.text
+    assert "cannot reach the worker's memory" in caplog.text
+    assert bench.leases.end != COMPLETED
     assert state.should_stop == EX_FAILURE
     assert bench.leases.intake.stopping
 

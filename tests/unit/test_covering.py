@@ -13,7 +13,7 @@ from celery.app import trace as celery_trace
 from celery.app.trace import build_tracer
 
 from celery_lease import LeasedTask, LeaseLost, current_context
-from celery_lease.board import Outcome, granting
+from celery_lease.board import Board, Outcome, granting
 from celery_lease.core.clock import host_seconds
 from celery_lease.task import covering
 from celery_lease.task.outcome import Discarded, OutOfReach
@@ -282,6 +282,27 @@ def test_an_early_task_does_not_start_without_its_worker(
     parents = itertools.chain([1], itertools.repeat(2))
     monkeypatch.setattr("os.getppid", lambda: next(parents))
     assert not granting.wait(delivery.board, delivery.slot)
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_process_that_opens_the_board_asks_for_its_start(
+    monkeypatch: pytest.MonkeyPatch, *, opens: bool
+) -> None:
+    """So that nothing is acknowledged for one that cannot, and would not see the answer."""
+    monkeypatch.setattr(granting, "LATEST", 10.0 if opens else 0.05)
+    board = Board.create(8, named=True)
+    try:
+        slot = board.lend()
+        board.allow(slot, host_seconds() + 100)
+        with ThreadPoolExecutor(2) as threads:
+            asked = threads.submit(granting.is_asked, board, slot)
+            if opens:
+                begun = threads.submit(granting.wait, board, slot)
+            assert asked.result(10) is opens
+            granting.refuse(board, slot)
+            assert not opens or not begun.result(10)
+    finally:
+        board.close()
 
 
 def test_an_early_task_whose_process_cannot_reach_the_board_says_so(delivery: Delivery) -> None:

@@ -312,6 +312,19 @@ def test_the_process_of_a_task_is_told_whether_it_may_start(*, taken: bool) -> N
     assert len(bench.leases._grants) == (not taken)
 
 
+def test_nothing_is_acknowledged_for_a_process_that_does_not_ask_for_its_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It cannot reach the worker's memory, and will not start: the message goes back, unlost."""
+    monkeypatch.setattr(granting, "is_asked", lambda *_: False)
+    bench = Bench()
+    bench.receive()
+    bench.leases.start("a")
+    assert not bench.leases.complete_first("a")
+    assert (bench.driver.count("complete"), bench.driver.sent("requeue")) == (0, ["a"])
+    assert bench.leases.endings == {Ending.HANDED_BACK: 1}
+
+
 def test_a_record_is_lent_until_its_process_has_seen_the_grant() -> None:
     """However long that takes, and however many start meanwhile; but not for ever."""
     bench = Bench()

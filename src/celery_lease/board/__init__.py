@@ -44,10 +44,10 @@ RECORD_CELLS = RECORD_BYTES // 8
 NOTE_BYTES = 120
 
 # The first cache line of a record is the task's, the second the keeper's, the rest is the note.
-# All cells are times, except PROGRESS, OUTCOME, CLOSED, FLAGS, PUBLISHING, WITHDRAWN, IN_SPAN (the
-# task's), GRANTED and NOTE_LENGTH (integers), and DONE and TOTAL (numbers).
+# All cells are times, except PROGRESS, OUTCOME, CLOSED, FLAGS, PUBLISHING, WITHDRAWN, IN_SPAN and
+# ASKED (the task's), GRANTED and NOTE_LENGTH (integers), and DONE and TOTAL (numbers).
 BEAT, QUIET, STARTED, DONE, TOTAL, PROGRESS, OUTCOME, CLOSED = range(8)
-GATE, DEADLINE, FLAGS, PUBLISHING, WITHDRAWN, IN_SPAN, GRANTED = range(8, 15)
+GATE, DEADLINE, FLAGS, PUBLISHING, WITHDRAWN, IN_SPAN, GRANTED, ASKED = range(8, 16)
 NOTE_LENGTH = 16
 
 FLAG_BITS = 8
@@ -201,6 +201,11 @@ class Board:
         start = slot.index * RECORD_BYTES
         self.memory[start : start + RECORD_BYTES] = _BLANK
         return slot
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether its task processes are forks, which have it without opening anything."""
+        return self._fd < 0
 
     @property
     def is_full(self) -> bool:

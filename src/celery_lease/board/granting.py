@@ -2,7 +2,9 @@
 
 A task process has it, and its message is not acknowledged yet: the main process does that, by the
 lease that ends with it, and then says whether the task may start. A record whose task may start is
-lent until its process has seen that: were it another's by then, nobody would run the message.
+lent until its process has seen that: were it another's by then, nobody would run the message. A
+process that cannot open the board would not see it, so nothing is acknowledged for one before it
+has asked.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from celery_lease.board import GRANTED, STARTED
+from celery_lease.board import ASKED, GRANTED, STARTED
 from celery_lease.core.clock import host_seconds
 from celery_lease.core.loss import FLAG_LOST, FLAGS_ENDED
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks: at first, and at most; each is a little longer than the one before.
 FIRST_LOOK, LONGEST_LOOK, SLOWER = 0.0001, 0.01, 1.2
+#: Seconds that a process which opens the board has to ask, right after its pool's report.
+LATEST = 1.0
 #: Records that are looked at with each grant, and seconds after which a process is taken for dead.
 AT_ONCE, FORGOTTEN = 4, 3600.0
 
@@ -51,6 +55,21 @@ class Grants:
         return len(self._slots)
 
 
+def is_asked(board: Board, slot: Slot) -> bool:
+    """Whether the task's process reads the board; waits for it to show that. For the lender.
+
+    A fork has inherited the board. Every other process can fail to open it, and then ends the task
+    without a start.
+    """
+    if board.is_inherited:
+        return True
+    rest, seconds, left = threading.Event(), FIRST_LOOK, LATEST
+    while not (asked := board.cells[slot.first + ASKED] == slot.mark | 1) and left > 0:
+        rest.wait(seconds)
+        left, seconds = left - seconds, min(seconds * SLOWER, LONGEST_LOOK)
+    return asked
+
+
 def refuse(board: Board, slot: Slot) -> None:
     """Keep the task from starting, and take the record back; for the process that lent it."""
     board.flag(slot, FLAGS_ENDED)
@@ -71,6 +90,8 @@ def wait(board: Board, slot: Slot) -> bool:
     As long as the main process lives: it may be stopped, and acknowledge when it goes on.
     """
     parent, rest, seconds = os.getppid(), threading.Event(), FIRST_LOOK
+    if board.owns(slot):
+        board.cells[slot.first + ASKED] = slot.mark | 1
     while (granted := answer(board, slot)) is None:
         if os.getppid() != parent:
             return False

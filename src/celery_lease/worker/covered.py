@@ -8,8 +8,9 @@ then the message is nobody else's, and it runs once at most. From there on it is
 It starts when its pool accepts it. A pool that runs tasks in this process reports that right
 before, in the task's own thread or greenlet. A process of a pool reports it and goes on: there it
 waits on the board for the answer (:mod:`celery_lease.board.granting`), so that what waits in the
-pool's own buffers is held, too. Of another project's pool neither is known; with one the
-acknowledgement comes before the pool has the task.
+pool's own buffers is held, too; one that cannot open the board gets none, and the message goes
+back. Of another project's pool neither is known; with one the acknowledgement comes before the pool
+has the task.
 
 ``complete_first`` is called by whichever thread accepts: the main loop, a pool's thread or
 greenlet, or, in a pool of processes without an event loop, the one that reads its results.
@@ -27,8 +28,8 @@ from celery.worker.request import Request
 from celery_lease.settings import LeaseConfigError
 from celery_lease.task import covering
 from celery_lease.task.covering import NOT_STARTED
-from celery_lease.task.outcome import Discarded, OutOfReach
-from celery_lease.worker import poison, pools
+from celery_lease.task.outcome import Discarded
+from celery_lease.worker import pools
 from celery_lease.worker.mixing import mixed
 from celery_lease.worker.request import LeasedRequest
 
@@ -51,7 +52,6 @@ class CoveredRequest(LeasedRequest):
     """One delivery of an undecorated task."""
 
     _refused = False  # its acknowledgement, so that it must not start
-    _former: LeaseHandle | None = None  # of the lease that its acknowledgement has ended
 
     def _execute(self, lease: LeaseHandle, execute: Callable[[Any], Any], pool: Any) -> Any:
         kind = pools.kind(pool)
@@ -92,20 +92,13 @@ class CoveredRequest(LeasedRequest):
             text = "task %s[%s] " + NOT_STARTED
             logger.info(text, self.name, self.id, extra=lease.fields(self))
             return False
-        self._former, self.lease = lease, None
+        self.lease = None
         self.acknowledge()  # so that Celery frees its place in the prefetch window
         return True
 
     def run_unless_refused(self, target: Callable[..., Any], *args: Any) -> Any:
         """Call what runs the task, unless it must not start."""
         return covering.nothing(Discarded(NOT_STARTED)) if self._refused else target(*args)
-
-    def _goes_back(self, exc: BaseException, return_ok: bool) -> bool:
-        if self._former is not None and isinstance(exc, OutOfReach):
-            text = "task %s[%s] is acknowledged and was not started: send it again"
-            logger.error(text, self.name, self.id, extra=self._former.fields(self))
-            poison.stop_for(self, self._former, exc)
-        return super()._goes_back(exc, return_ok)
 
     def _call_hooks(self, state: str, exc: Exception) -> None:
         """Call the task's hooks where Celery does."""

@@ -163,6 +163,9 @@ class LeaseRegistry(EntryTable):
             Whether the task may start. If not, the message is somebody else's or, where the broker
             did not answer, goes back as soon as it does.
         """
+        if self._is_unasked(tag):
+            self.requeue([tag], ending=Ending.HANDED_BACK)
+            return False
         with self.lock:
             entry = self._entries.get(tag)
             if entry is None or not self.intake.is_open or self._is_over(entry):
@@ -182,6 +185,13 @@ class LeaseRegistry(EntryTable):
                 else:
                     granting.refuse(self.board, slot)
         return answer is Answer.HELD
+
+    def _is_unasked(self, tag: str) -> bool:
+        """Whether the process of a task that could be acknowledged does not ask for its start."""
+        with self.lock:
+            entry = self._entries.get(tag)
+            slot = entry.slot if entry is not None and self.intake.is_open else None
+        return slot is not None and not granting.is_asked(self.board, slot)
 
     def _completed(self, entry: LeaseEntry) -> Answer:
         """Acknowledge a message whose lease left the table, with a second try."""
