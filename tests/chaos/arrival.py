@@ -39,11 +39,25 @@ HELD = 3600.0
 
 def consume(url: str, ready: Any, *, leased: bool) -> None:
     """Take messages and hold them, for ever; the body of the process that is killed."""
-    turn = Desk(url, QUEUE, seconds=HELD).turn if leased else _plain_consumer(url)
+    turn = _leasing_consumer(url) if leased else _plain_consumer(url)
     turn(0.1)
     ready.set()
     while True:
         turn(1.0)
+
+
+def _leasing_consumer(url: str) -> Callable[[float], None]:
+    desk = Desk(url, QUEUE, seconds=HELD)
+    desk.holder.waits = True
+    terms = desk.holder.terms
+
+    def as_a_worker(message: Any) -> Any:
+        about = {"task": message.headers["task"], "id": message.headers["id"], "worker": "w"}
+        desk.holder.about = about
+        return terms(message)
+
+    desk.holder.terms = as_a_worker  # type: ignore[method-assign]
+    return desk.turn
 
 
 def _plain_consumer(url: str) -> Callable[[float], None]:
@@ -96,6 +110,12 @@ class Stage:
             waiting = sum(int(client.llen(key)) for key in client.keys(f"{QUEUE}*"))
             return self.sent - waiting - int(client.hlen("unacked"))
 
+    def publish(self, producer: Producer) -> None:
+        """Send a message as of a task."""
+        headers = {"task": "t", "id": str(self.sent)}
+        producer.publish(self.sent, routing_key=QUEUE, headers=headers)
+        self.sent += 1
+
     def kill_in_a_stream(self, kills: int, rate: float) -> None:
         """Kill consumers at random moments while messages come at *rate* a second."""
         with self.producer() as producer:
@@ -105,8 +125,7 @@ class Stage:
                 timer = threading.Timer(delay, os.kill, (process.pid, signal.SIGKILL))
                 timer.start()
                 while process.is_alive():
-                    producer.publish(self.sent, routing_key=QUEUE)
-                    self.sent += 1
+                    self.publish(producer)
                     time.sleep(random.expovariate(rate))
                 process.join()
                 self.kills += 1
@@ -118,8 +137,7 @@ class Stage:
                 process = self.consumer()
                 time.sleep(0.2)
                 os.kill(process.pid, signal.SIGSTOP)
-                producer.publish(self.sent, routing_key=QUEUE)
-                self.sent += 1
+                self.publish(producer)
                 time.sleep(0.1)
                 os.kill(process.pid, signal.SIGKILL)
                 process.join()

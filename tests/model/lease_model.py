@@ -128,6 +128,15 @@ class LeaseModel:
         self.records[tag] = Record(expiry, 0, 0, 0, arriving=True)
         return text
 
+    def arrive_claimed(self, tag: str, seconds: float) -> Text:
+        """Take a first delivery under a lease at once; its task has not begun."""
+        text = self._pop()
+        expiry = self.now + seconds
+        self.records[tag] = Record(expiry, self._next_token(), 1, 0, waits=True)
+        self.index[tag], self.nonces[text.message] = expiry, int(tag.partition("#")[2])
+        self.held[tag] = text._replace(deliveries=1, losses=1)
+        return text
+
     def fetch(self, nonce: int) -> Text:
         text = self._pop()
         self.in_hand[f"{text.message}#{nonce:012d}"] = text

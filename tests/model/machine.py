@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from celery_lease.brokers.redis.arrivals import Unheard
 from celery_lease.core.delivery import Answer, Claim, Renewal, Terms
 from celery_lease.core.keys import Exclusive, KeyAnswer, OnBusy, Verdict
 from model.asking import Asking, Disagreement, agree, answers
 from model.lease_model import ARRIVAL, LISTS, PARKED_FOR, START, LeaseModel, Text, Want
-from model.stage import VISIBILITY_TIMEOUT, WORKERS
+from model.stage import TASK, VISIBILITY_TIMEOUT, WORKERS
 
 if TYPE_CHECKING:
     from celery_lease.brokers.redis.delivery import Delivery
@@ -153,6 +154,29 @@ class LeaseMachine(RuleBasedStateMachine):
             self.a_plain_process_sweeps(timeout=0)
         else:
             self.reap(worker=worker, limit=100)
+
+    @precondition(lambda self: self.model.waiting)
+    @rule(seconds=leases, heard=st.booleans())
+    def a_busy_worker_takes_it(self, seconds: float, *, heard: bool) -> None:
+        """A first delivery is claimed as it arrives, and no other."""
+        place = self.model.next_place()
+        assert place is not None
+        text, nonce = self.model.queues[place][-1], self.model.hand_out()
+        is_first = self.stage.is_new(place)
+        tag = f"{text.message}#{nonce:012d}" if is_first else f"arrival#{nonce}"
+        said = self.stage.take(tag, '"w"', TASK, seconds, "other", 99)
+        assert said is not None
+        if not is_first:
+            self.model.arrive(tag)
+            agree("not claimed", len(said), 2)
+            return
+        self.model.arrive_claimed(tag, seconds)
+        agree("claimed", said[2:], [str(self.model.token), TASK, text.message, text.message])
+        if heard:
+            self.tags.append(tag)
+            self.tokens[text.message].append(self.model.token)
+        else:
+            self.asking.append(Asking(Unheard(tag), text, "", seconds, arrived=True))
 
     @precondition(lambda self: not self.model.waiting)
     @precondition(lambda self: len(self.published) - len(self.model.completed) < MESSAGES)

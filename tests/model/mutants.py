@@ -42,10 +42,24 @@ MUTANTS = [
     ),
     Mutant("no reaper hears of it", "arrive", "{'ZADD', KEYS[3], expiry, tag},"),
     Mutant("plain sweeps do not see it", "arrive", "{'ZADD', KEYS[1], expiry, tag}, "),
-    Mutant("it never goes back", "arrive", "+ tonumber(ARGV[2])", "+ 100 * tonumber(ARGV[2])"),
-    Mutant("the first list gets it back", "arrive", "key = KEYS[i]", "key = KEYS[6]"),
-    Mutant("its queue is the first", "arrive", "ARGV[i + 1]", "ARGV[7]"),
-    Mutant("it arrives as a lease", "arrive", "arriving = true, ", ""),
+    Mutant("it never goes back", "arrive", "seconds or ARGV[2]", "seconds or 100 * ARGV[2]"),
+    Mutant(
+        "the first list gets it back", "arrive", "cjson.encode(KEYS[i])", "cjson.encode(KEYS[6])"
+    ),
+    Mutant(
+        "its queue is the first", "arrive", "local queue = ARGV[i + 1]", "local queue = ARGV[7]"
+    ),
+    Mutant("it arrives as a lease", "arrive", '"arriving": true, ', ""),
+    Mutant("its lease is the wait for a claim", "arrive", "seconds or ARGV[2]", "ARGV[2]"),
+    Mutant("another task's lease", "arrive", "ARGV[i] == task", "task"),
+    Mutant(
+        "a later delivery is claimed",
+        "arrive",
+        "string.sub(text, 1, #COUNTED) ~= COUNTED",
+        "true",
+    ),
+    Mutant("its delivery does not count", "arrive", "(kept or text)", "text"),
+    Mutant("it began as it arrived", "arrive", '"waits": true, ', ""),
     Mutant(
         "it is also returned",
         "adopt",
@@ -254,7 +268,9 @@ MUTANTS = [
         '{"lease": "000000:000000"',
         '{"lease": "000001:000001"',
     ),
-    Mutant("a dead letter's past goes on", "dead_letter", "redis.pcall('DEL', history(tag))"),
+    Mutant(
+        "a dead letter's past goes on", "dead_letter", "redis.pcall('DEL', history(tag, record))"
+    ),
     Mutant("nobody finds the queue", "dead_letter", "redis.call('SADD', KEYS[6], ARGV[3])", "1"),
     # ----------------------------------------------------------------------- move_dead_letter.lua
     Mutant(

@@ -30,6 +30,8 @@ WORKERS = 3
 #: Before every key of the database; the machine's is not empty, so that no script forgets it.
 PREFIX = "app:"
 VISIBILITY_TIMEOUT = 30  # seconds, of the sweep for plain messages
+#: The task of every message.
+TASK = "t"
 
 #: Everything in the database, in one call. The keys are the queues' lists.
 LOOK = """
@@ -155,21 +157,34 @@ class Stage:
 
     def publish(self, message: str, queue: str = "q", priority: int = 0) -> None:
         with mock.patch.object(self.channel, "_next_delivery_tag", return_value=message):
-            self._producer.publish(message, exchange="", routing_key=queue, priority=priority)
+            headers = {"task": TASK, "id": message}
+            where = {"exchange": "", "routing_key": queue, "priority": priority}
+            self._producer.publish(message, headers=headers, **where)
 
     def arrive(self, nonce: int) -> tuple[Delivery, str] | None:
         """Take the next message as a consumer that waits; also return what kombu would record."""
         arrival = f"arrival#{nonce}"
+        reply = self.take(arrival)
+        if reply is None:
+            return None
+        key, text = reply
+        queue = next(queue for (queue, _), each in self.keys.items() if each == key)
+        return self._delivery(text, nonce, key, arrival), f'[{text}, "", "{queue}"]'
+
+    def take(self, tag: str, *claims: Any) -> list[str] | None:
+        """Return what the script says that takes the next message, and perhaps claims it."""
         lists = {key: queue for (queue, _), key in self.keys.items()}
-        command = self.drivers[0].arrive(arrival, ARRIVAL, lists, by_name=False)
+        command = self.drivers[0].arrive(tag, ARRIVAL, lists, by_name=False, claims=claims)
         try:
             reply: Any = self.client.execute_command(*command)
         except redis.RedisError as exc:
             raise ScriptError(str(exc)) from exc
-        if reply is None:
-            return None
-        key, text = map(bytes.decode, reply)
-        return self._delivery(text, nonce, key, arrival), f'[{text}, "", "{lists[key]}"]'
+        return None if reply is None else list(map(bytes.decode, reply))
+
+    def is_new(self, place: tuple[str, int]) -> bool:
+        """Whether nobody has taken the next message of a list under a lease, or parked it."""
+        text: Any = self.client.lindex(self.keys[place], -1)
+        return "lease" not in json.loads(text)
 
     def fetch(self, nonce: int, place: tuple[str, int]) -> Delivery:
         """Take the next message of a list as kombu does that is asked for one."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from celery_lease.brokers.redis.driver import RedisDriver
     from celery_lease.core.clock import Clock
-    from celery_lease.core.delivery import Holder
+    from celery_lease.core.delivery import Claim, Holder, Terms
 
 #: Longest wait for the reply to a request for a message, in seconds; usually it is there at once.
 LAST_REPLY = 2.0
@@ -80,19 +80,25 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
         if terms is None:
             self._append_plain(message, delivery_tag)
             return
+        claim = self.receiver.claim(message, terms) or self._claim(message, terms)
+        self.receiver.recorded()
+        message.delivery_tag = claim.tag
+        self.leased.add(claim.tag)
+        super(kombu_redis.QoS, self).append(message, claim.tag)
+        self.holder.claimed(claim, message)
+
+    def _claim(self, message: Any, terms: Terms) -> Claim:
         delivery = Delivery.of(message, *self.receiver.origin(message))
         claim = self.driver.claim(delivery, terms, self.clock.now())
         if claim is None:
             self.holder.unclaimed(delivery)
             raise Empty
-        self.receiver.recorded()
         if isinstance(claim, KeyAnswer):
+            self.receiver.recorded()
             self.holder.parked(message, delivery.queue, claim.by)
             raise Empty
-        message.delivery_tag = claim.tag
-        self.leased.add(claim.tag)
-        super(kombu_redis.QoS, self).append(message, claim.tag)
-        self.holder.claimed(claim, message)
+        self.receiver.learn(terms)
+        return claim
 
     def _has_room(self) -> bool:
         return not self.holder.backlogged and kombu_redis.QoS.can_consume(self)
@@ -132,7 +138,7 @@ class Leasing(LeasingChannel):
     def begin_leases(self: Any, driver: Any, holder: Holder, clock: Clock) -> None:
         """Lease messages of the server that this channel uses."""
         driver.follow(self)
-        self.qos.receiver = Receiver(self, driver)
+        self.qos.receiver = Receiver(self, driver, clock)
         super().begin_leases(driver, holder, clock)
 
     @when_leasing
@@ -145,7 +151,10 @@ class Leasing(LeasingChannel):
     def close(self: Any) -> None:
         """End a wait at the server first: kombu would wait for the reply."""
         self.qos.receiver.close()
-        super().close()  # type: ignore[misc]
+        try:
+            super().close()  # type: ignore[misc]
+        finally:
+            self.qos.receiver.return_unheard()
 
 
 def end_receiving(channel: Any) -> None:

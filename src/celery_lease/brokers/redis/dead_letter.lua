@@ -21,8 +21,8 @@ local claim = read(record)
 if not claim then
   return redis.error_reply('ERR ' .. UNREADABLE)
 end
-local payload = string.sub(value, 2, -(claim.cut + 1))
-local past = redis.pcall('LRANGE', history(tag), 0, -1)
+local payload = payload_of(value, record, claim)
+local past = redis.pcall('LRANGE', history(tag, record), 0, -1)
 local letter = '{"lease": "000000:000000", "dead": {' .. string.format('"at": %.3f', now)
   .. ', "deliveries": ' .. string.format('%d', claim.deliveries)
   .. ', "losses": ' .. string.format('%d', claim.losses)
@@ -41,5 +41,5 @@ if type(pushed) == 'table' and pushed.err then
 end
 settle(tag)
 redis.pcall('ZADD', KEYS[5], now, note)
-redis.pcall('DEL', history(tag))
+redis.pcall('DEL', history(tag, record))
 return 1

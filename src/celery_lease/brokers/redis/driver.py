@@ -233,6 +233,7 @@ class RedisDriver(VirtualDriver):
         *,
         by_name: bool,
         stance: Stance | None = None,
+        claims: Sequence[Any] = (),
     ) -> tuple[Any, ...]:
         """Return the command that takes the next message of *lists*: full keys and their queues.
 
@@ -242,6 +243,8 @@ class RedisDriver(VirtualDriver):
             lists: In the order in which they are read: the first list of each queue, and so on.
             by_name: The server has the script already.
             stance: The facts about a channel that is notified of messages; None: it polls.
+            claims: The worker as JSON, and tasks with the seconds of their leases: what is claimed
+                at once.
         """
         script = self._scripts["arrive"]
         command = ("EVALSHA", script.sha) if by_name else ("EVAL", script.script)
@@ -250,7 +253,8 @@ class RedisDriver(VirtualDriver):
         if stance is not None:
             keys += self._places(stance.queues)
             said = (stance.channel, stance.letters, stance.heard)
-        return (*command, len(keys), *keys, tag, seconds, len(lists), *said, *lists.values())
+        args = (tag, seconds, len(lists), *said, *lists.values(), *claims)
+        return (*command, len(keys), *keys, *args)
 
     def leave(self, channel: str, queues: Sequence[str]) -> bool:
         """Stop watching *queues* and wake the next channels; return whether the server answered."""

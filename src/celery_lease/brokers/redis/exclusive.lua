@@ -28,17 +28,6 @@ local function keyed(record)
   return type(facts) == 'table' and type(facts.key) == 'string' and claim or nil
 end
 
--- Tokens only grow, also after the server lost its data: none is below the server's clock; a counter
--- that is no number counts as none.
-local function next_token()
-  local last = tonumber(redis.call('GET', KEYS[2] .. '.token') or '0')
-  local token = math.max((last and last < 2 ^ 53 and last or 0) + 1,
-    tonumber(time[1]) * 1000000 + tonumber(time[2]))
-  local text = string.format('%.0f', token)
-  redis.call('SET', KEYS[2] .. '.token', text)
-  return text
-end
-
 -- Move what a holder held, whose lease has expired, to a tag that nobody knows: the holder cannot
 -- extend it any more, and a reaper returns it. Returns whether the key is rid of it.
 local function oust(key, tag)

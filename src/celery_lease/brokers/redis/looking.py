@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.utils.encoding import bytes_to_str
 from redis.exceptions import NoScriptError, ResponseError
 
+from celery_lease.brokers.redis.arrivals import Arrivals
 from celery_lease.brokers.redis.sweeps import ARRIVAL
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from celery_lease.brokers.redis.driver import RedisDriver
     from celery_lease.brokers.redis.waiting import Stance
+    from celery_lease.core.clock import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +38,10 @@ class Seen:
 class Looks:
     """Builds a channel's looks and reads their replies. For the consuming thread."""
 
-    def __init__(self, channel: Any, driver: RedisDriver) -> None:
+    def __init__(self, channel: Any, driver: RedisDriver, clock: Clock) -> None:
         self.tag = ""  #: of the record of the message at hand, or the next one
+        self.claims = Arrivals(clock)
+        self._busy = False  # the last look found a message
         self._channel = channel
         self._driver = driver
         self._known = False  # the server has the script
@@ -55,27 +59,33 @@ class Looks:
     def command(self, queues: Sequence[str], stance: Stance | None = None) -> tuple[Any, ...]:
         """Return the command for a look."""
         self.tag = f"arrival#{uuid.uuid4().hex}"
+        claims = self.claims.args(busy=self._busy)
         return self._driver.arrive(
-            self.tag, ARRIVAL, self.keys(queues), by_name=self._known, stance=stance
+            self.tag, ARRIVAL, self.keys(queues), by_name=self._known, stance=stance, claims=claims
         )
 
     def reply(self, parse: Callable[[str], Any]) -> Seen | None:
         """Read the reply; None if the server lacks the script: look again."""
+        self._busy = False
         try:
             reply = parse("BRPOP")
         except NoScriptError:
+            self.claims.answered([])
             self._known = False
             return None
         except ResponseError as exc:
+            self.claims.answered([])
             if not str(exc).startswith(WRONG_KEY):
                 raise
             self._log_once(str(exc))
             return Seen()
+        self.claims.answered([bytes_to_str(each) for each in (reply or ())[2:]])
         self._known = True
         if not reply:
             return Seen()
         if reply[0]:
-            return Seen(popped=reply)
+            self._busy = True
+            return Seen(popped=(reply[0], reply[1]))
         numbers, wrong, error = bytes_to_str(reply[1]).split("\n", 2)
         if error:
             self._log_once(error)

@@ -38,6 +38,8 @@ from celery_lease.core.words import counted
 
 if TYPE_CHECKING:
     from celery_lease.brokers.redis.driver import RedisDriver
+    from celery_lease.core.clock import Clock
+    from celery_lease.core.delivery import Claim, Terms
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +63,12 @@ def check_tag(tag: object) -> None:
 class Receiver:
     """Receives the messages of one channel. Touched by the consuming thread only."""
 
-    def __init__(self, channel: Any, driver: RedisDriver) -> None:
+    def __init__(self, channel: Any, driver: RedisDriver, clock: Clock) -> None:
         self._channel = channel
         self._driver = driver
         self._popped: tuple[bytes, bytes] | None = None  # list and text of the message at hand
         self._queue: str | None = None  # queue of the message that basic_get fetches
-        self._looks = Looks(channel, driver)
+        self._looks = Looks(channel, driver, clock)
         self._polling = Polling(self._looks, driver.keys.bell)
         self._standing = Standing(channel, driver, self._looks, self._on_change)
         self._polls_until = 0.0  # monotonic
@@ -111,6 +113,22 @@ class Receiver:
         priority = channel._get_message_priority(message._raw, reverse=False)  # noqa: SLF001
         return queue, channel.global_keyprefix + channel._q_for_pri(queue, priority), ""  # noqa: SLF001
 
+    def claim(self, message: Any, terms: Terms) -> Claim | None:
+        """Return the claim made when the message at hand arrived; None: it is to be made."""
+        if not self.tag:
+            return None
+        queue, _, tag = self.origin(message)
+        return self._looks.claims.claim(tag, queue, message.delivery_tag, terms)
+
+    def learn(self, terms: Terms) -> None:
+        """Have messages of the same task claimed when they arrive."""
+        self._looks.claims.learn(terms)
+
+    def return_unheard(self) -> None:
+        """Return a message that was perhaps claimed for a request without an answer."""
+        if (unheard := self._looks.claims.unheard(self._looks.tag)) is not None:
+            self._channel.lease_holder.unclaimed(unheard)
+
     def recorded(self) -> None:
         """Forget the message at hand: the broker has recorded it under another name."""
         self._popped = None
@@ -146,6 +164,7 @@ class Receiver:
         queues = channel._queue_cycle.consume(len(channel.active_queues))  # noqa: SLF001
         if not queues:
             return
+        self.return_unheard()  # the former connection has ended
         commands, seconds = self._request(queues)
         if not commands:
             return

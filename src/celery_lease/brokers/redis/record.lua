@@ -14,6 +14,17 @@ local function read(record)
   return good and type(claim.key) == 'string' and claim or nil
 end
 
+-- Tokens only grow, also after the server lost its data: none is below the server's clock; a counter
+-- that is no number counts as none.
+local function next_token()
+  local last = tonumber(redis.call('GET', KEYS[2] .. '.token') or '0')
+  local token = math.max((last and last < 2 ^ 53 and last or 0) + 1,
+    tonumber(time[1]) * 1000000 + tonumber(time[2]))
+  local text = string.format('%.0f', token)
+  redis.call('SET', KEYS[2] .. '.token', text)
+  return text
+end
+
 -- Forget what lies beside a text.
 local function forget(tag)
   local record = release and redis.pcall('HGET', KEYS[4], tag)

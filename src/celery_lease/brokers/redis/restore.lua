@@ -5,7 +5,8 @@
 -- and the losses that are true if this delivery ends without a word. It is never decoded here.
 -- An orderly return writes the losses back to what they were before this delivery; a loss leaves
 -- an entry in the message's history, which exists from its first loss on.
--- What only arrived, and was never claimed, goes back as it came.
+-- What only arrived, and was never claimed, goes back as it came. What was claimed as it arrived has
+-- its text without a redelivery's flags, and its publisher's tag in the record.
 -- A delivery that expired before its task began is no loss: its record says that it waits.
 -- Atomic: the message is in its queue, or claimed, never both and never neither.
 local LOSSES_AT, LOSSES_END = 19, 24
@@ -14,6 +15,10 @@ local NONCE_LENGTH = 13  -- of what a claim's tag has behind the publisher's
 local MOST_BYTES = 256 * 1024  -- moved by one call, that no other client waits for long
 local UNREADABLE = 'its record cannot be read'
 local moved = 0
+
+local function is_raw(record)
+  return string.find(record, '"raw": true, ', 1, true)
+end
 
 -- Returns the stored text and the claim's record of a message that is still held under a tag.
 local function held(tag)
@@ -27,13 +32,20 @@ local function held(tag)
     redis.pcall('ZREM', KEYS[3], tag)  -- our records were deleted: left to the plain sweep
     return nil
   end
-  moved = moved + #value
+  moved = moved + (is_raw(record) and 4 or 1) * #value
   return value, record
 end
 
-local function history(tag)
+-- Returns the payload of a stored text as it goes back.
+local function payload_of(value, record, claim)
+  local payload = string.sub(value, 2, -(claim.cut + 1))
+  return is_raw(record) and flagged(payload) or payload
+end
+
+local function history(tag, record)
   tag = string.gsub(tag, '~$', '')
-  return KEYS[2] .. '.history.' .. string.sub(tag, 1, -1 - NONCE_LENGTH)
+  return KEYS[2] .. '.history.' .. (is_raw(record) and string.match(record, '"name": "([^"]+)"')
+    or string.sub(tag, 1, -1 - NONCE_LENGTH))
 end
 
 local why = ''  -- what else is known of a loss: members of a JSON object
@@ -50,7 +62,7 @@ local function known(record, reason)
 end
 
 local function remember(tag, record, reason)
-  local key = history(tag)
+  local key = history(tag, record)
   redis.pcall('RPUSH', key, string.format('{"ended": %.3f, "reason": "%s", ', now, reason)
     .. known(record, reason) .. string.sub(record, 2))
   redis.pcall('LTRIM', key, -HISTORY_LENGTH, -1)
@@ -84,7 +96,7 @@ local function restore(tag, loss, push)
   if loss == 'expired' and claim.waits and not claim.resting then
     loss = false
   end
-  local payload = string.sub(value, 2, -(claim.cut + 1))
+  local payload = payload_of(value, record, claim)
   if not loss and not claim.arriving then
     payload = without_loss(payload)
   end

@@ -38,6 +38,7 @@ _EXCLUSIVE = frozenset({"claim", "complete", "take"}) | _RESTORING
 _SHARED = {
     "record": frozenset({"adopt", "arrive"}) | _EXCLUSIVE,
     "exclusive": _EXCLUSIVE,
+    "flagged": _RESTORING | {"sweep"},
     "restore": _RESTORING,
 }
 

@@ -9,20 +9,12 @@
 --       until its queues are among the routes, its exchange and routing key. Where messages are
 --       long, fewer are dealt with.
 --
--- Kombu's own rule by the server's clock, without its mutex. A payload is not decoded as a whole:
--- kombu writes headers and properties last, and only these are read, for the priority, and to set
--- the flags that kombu sets. What is not in that form goes back as it is.
+-- Kombu's own rule by the server's clock, without its mutex.
 -- What cannot be returned stays, out of the way for a minute: it is never dropped.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local timeout, facts = tonumber(ARGV[1]), cjson.decode(ARGV[2])
 local MOST_BYTES = 64 * 1024  -- moved by one call; each is searched and copied more often than a lease
-local HEADERS = '"headers": {'
-
-local function decoded(text)
-  local ok, value = pcall(cjson.decode, text)
-  return ok and type(value) == 'table' and value or nil
-end
 
 -- Splits `[<payload>, "<exchange>", "<routing key>"]` at the last place that can be meant.
 local function split(value)
@@ -35,41 +27,6 @@ local function split(value)
     route[i] = type(route[i]) == 'string' and route[i] or ''
   end
   return payload, route[1], route[2]
-end
-
-local function with_flag(text, key)
-  local _, last = string.find(text, '"' .. key .. '": {', 1, true)
-  if not last then
-    return text
-  end
-  local comma = string.sub(text, last + 1, last + 1) == '}' and '' or ', '
-  return string.sub(text, 1, last) .. '"redelivered": true' .. comma .. string.sub(text, last + 1)
-end
-
-local function child(value, key)
-  return value and type(value[key]) == 'table' and value[key] or {}
-end
-
--- Returns the payload with kombu's flags, and its properties.
-local function flagged(payload)
-  local at = string.find(payload, HEADERS, 1, true)
-  local tail = at and string.sub(payload, at)
-  local read = tail and decoded('{' .. tail)
-  if not read then  -- not in kombu's order
-    return payload, child(decoded(payload), 'properties')
-  end
-  if child(read, 'headers').redelivered ~= true then
-    tail = with_flag(tail, 'headers')
-  end
-  if child(child(read, 'properties'), 'delivery_info').redelivered ~= true then
-    tail = with_flag(tail, 'delivery_info')
-  end
-  -- Only as it was meant: a foreign header may have the same name as one of kombu's keys.
-  local now_read = decoded('{' .. tail)
-  if not now_read or child(now_read, 'headers').redelivered ~= true then
-    return payload, child(read, 'properties')
-  end
-  return string.sub(payload, 1, at - 1) .. tail, child(read, 'properties')
 end
 
 local function key_of(queue, properties)

@@ -1,0 +1,106 @@
+"""Claims first deliveries as they arrive, in the same call.
+
+A busy channel names, in each look, the tasks that it has leased last, and for how long. The script
+claims a first delivery of one of them. It searches the message's text for the facts that the claim
+needs, and decodes nothing; they are compared here with the message as kombu has decoded it. Where
+they differ, or the message is to have another lease, it is claimed again as any other.
+
+An idle channel names none: its look may wait, and if its worker is stopped or killed meanwhile, the
+message that came goes back in seconds and not only after a lease.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from celery_lease.core.delivery import Claim
+
+if TYPE_CHECKING:
+    from celery_lease.core.clock import Clock
+    from celery_lease.core.delivery import Terms
+
+#: What a record says about a lease that the script can claim.
+ABOUT = {"task", "id", "worker"}
+#: The most tasks that are named.
+KNOWN = 8
+#: The part of a lease after which a message is claimed again: the lease counts from the look.
+STALE = 0.1
+
+
+class Unheard:
+    """A message that was perhaps claimed, in a call that was not answered."""
+
+    key = unclaimed = ""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = self.arrival = tag
+
+
+class Arrivals:
+    """The claims of one channel's looks. For the consuming thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._worker = ""
+        self._seconds: dict[str, float] = {}  # of a lease, by task
+        self._named: dict[str, float] = {}  # those of the look under way, or answered last
+        self._named_at = 0.0  # clock reading
+        self._asks = False  # it is not answered
+        self._read: list[str] = []  # the token of its claim, the task, its id, the publisher's tag
+
+    def args(self, *, busy: bool) -> list[Any]:
+        """Return the script's arguments for a look; none if it is to claim nothing."""
+        self._named = self._seconds if busy else {}
+        self._named_at, self._read = self._clock.now(), []
+        self._asks = bool(self._named)
+        pairs = [each for pair in self._named.items() for each in pair]
+        return [json.dumps(self._worker), *pairs] if pairs else []
+
+    def answered(self, read: list[str]) -> None:
+        """Note the answer to a look: what the script has read of a message that it claimed."""
+        self._read, self._asks = read, False
+
+    def unheard(self, tag: str) -> Unheard | None:
+        """Return, once, what a look has perhaps claimed that will not be answered any more."""
+        asks, self._asks = self._asks, False
+        return Unheard(tag) if asks else None
+
+    def learn(self, terms: Terms) -> None:
+        """Name the task of these terms from now on."""
+        if terms.exclusive is not None or not terms.waits or set(terms.about) != ABOUT:
+            return
+        if self._seconds.get(terms.about["task"]) != terms.seconds:
+            others = [each for each in self._seconds.items() if each[0] != terms.about["task"]]
+            self._seconds = dict([*others[1 - KNOWN :], (terms.about["task"], terms.seconds)])
+        self._worker = terms.about["worker"]
+
+    def claim(self, tag: str, queue: str, published: object, terms: Terms) -> Claim | None:
+        """Return the script's claim of the message at hand; None: it is to be claimed.
+
+        Args:
+            tag: The tag of the look.
+            queue: The queue of the message.
+            published: The publisher's tag.
+            terms: The terms on which it is to be taken.
+        """
+        if not self._read:
+            return None
+        token, task, task_id, name = self._read
+        if (
+            name != published
+            or terms.about != {"task": task, "id": task_id, "worker": self._worker}
+            or terms.seconds != self._named[task]
+            or terms.exclusive is not None
+            or self._clock.now() - self._named_at > terms.seconds * STALE
+        ):
+            return None
+        return Claim(
+            tag=tag,
+            token=int(token),
+            queue=queue,
+            deliveries=1,
+            losses=0,
+            asked_at=self._named_at,
+            seconds=terms.seconds,
+        )

@@ -1,0 +1,230 @@
+"""Redis: a busy channel's first deliveries are claimed as they arrive, in the same call."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_lease.core.delivery import Answer
+from harness.lease_desk import Bench, Desk
+from harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import redis
+
+    from harness.brokers import RedisServer
+
+pytestmark = pytest.mark.compat
+
+WORKER = "w@host:1:0a"
+
+
+@pytest.fixture(params=["valkey", "redis_server"])
+def server(request: pytest.FixtureRequest) -> RedisServer:
+    """Both servers in turn."""
+    server: RedisServer = request.getfixturevalue(request.param)
+    return server
+
+
+@pytest.fixture
+def bench(server: RedisServer) -> Iterator[Bench]:
+    """A database of this test alone."""
+    bench = Bench(server.fresh_url())
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def client(server: RedisServer, bench: Bench) -> Iterator[redis.Redis]:
+    """What the database of the bench really holds."""
+    with server.client(int(bench.url.rpartition("/")[2])) as client:
+        yield client
+
+
+def publish(bench: Bench, *ids: str, **headers: Any) -> None:
+    """Send a message of one task for each id."""
+    for each in ids:
+        bench.publish({"n": each}, headers={"task": "film", "id": each, **headers})
+
+
+def worker(bench: Bench, **settings: Any) -> Desk:
+    """Return a consumer that leases as a worker does."""
+    desk = bench.desk(**settings)
+    desk.holder.waits = True
+    terms = desk.holder.terms
+
+    def of_task(message: Any) -> Any:
+        about = {"task": "film", "id": message.headers["id"], "worker": WORKER}
+        desk.holder.about = about
+        return terms(message)
+
+    desk.holder.terms = of_task  # type: ignore[method-assign]
+    return desk
+
+
+def claimed(desk: Desk) -> list[bool]:
+    """Return of each message, in order, whether it was claimed as it arrived."""
+    return [each.tag.startswith("arrival#") for each in desk.holder.claims]
+
+
+def record(client: redis.Redis, message: Any) -> dict[str, Any]:
+    """Return the record of a message's claim."""
+    text: Any = client.hget("unacked.claims", message.claim.tag)
+    fields: dict[str, Any] = json.loads(text)
+    return fields
+
+
+def test_a_busy_channel_claims_in_the_call_that_takes_the_message(
+    bench: Bench, client: redis.Redis
+) -> None:
+    """The first message by a call of its own, the next ones not; all records have the same fields.
+
+    An idle channel's next message is claimed by itself again, as its look may have waited long.
+    """
+    publish(bench, "a", "b", "c")
+    desk = worker(bench, prefetch=3)
+    messages = desk.receive(3)
+    assert claimed(desk) == [False, True, True]
+    first, second, third = (record(client, each) for each in messages)
+    changing = {"token", "since", "id", "cut"}
+    assert {**first, **dict.fromkeys(changing)} == {
+        key: value
+        for key, value in {**second, **dict.fromkeys(changing)}.items()
+        if key not in {"raw", "name"}
+    }
+    assert [each["id"] for each in (first, second, third)] == ["a", "b", "c"]
+    assert first["token"] < second["token"] < third["token"]
+    assert [each.claim.token for each in messages] == [
+        each["token"] for each in (first, second, third)
+    ]
+    assert client.zmscore("unacked_index", [each.claim.tag for each in messages]) == pytest.approx(
+        [client.time()[0] + 30] * 3,  # type: ignore[index]
+        abs=5,
+    )
+    for each in messages:
+        each.ack()
+    assert desk.holder.answers == [Answer.HELD] * 3
+    assert client.hlen("unacked") == client.hlen("unacked.claims") == 0
+    assert desk.receives_nothing(during=0.3)
+    publish(bench, "d")
+    desk.receive(1)
+    assert claimed(desk)[3:] == [False]
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_what_goes_back_is_as_if_it_had_been_claimed_by_itself(
+    bench: Bench, client: redis.Redis, orderly: bool
+) -> None:
+    """The flags of a redelivery, the counters, and the history under the publisher's tag."""
+    publish(bench, "a", "b", argsrepr="(1, '\"headers\": {')")
+    desk = worker(bench, prefetch=2)
+    a, b = desk.receive(2)
+    assert claimed(desk) == [False, True]
+    tags = [each.claim.tag for each in (a, b)]
+    desk.driver.begin(tags)
+    assert desk.driver.requeue(tags[::-1], orderly=orderly) == [Answer.HELD] * 2
+    texts: Any = client.lrange("q", 0, -1)
+    second, first = map(json.loads, texts)
+    for each in (first, second):
+        assert each["lease"] == ("000001:000000" if orderly else "000001:000001")
+        assert each["headers"]["redelivered"] is True
+        assert each["properties"]["delivery_info"]["redelivered"] is True
+    name = second["properties"]["delivery_tag"]
+    assert client.llen(f"unacked.history.{name}") == (0 if orderly else 1)
+    changing = {"id", "body", "correlation_id", "delivery_tag"}
+    for part in ("headers", "properties"):
+        first[part] |= dict.fromkeys(changing & first[part].keys())
+        second[part] |= dict.fromkeys(changing & second[part].keys())
+    assert first | {"body": ""} == second | {"body": ""}
+
+
+def test_a_dead_letter_of_a_first_delivery_has_the_whole_message(
+    bench: Bench, client: redis.Redis
+) -> None:
+    """Its text was never written by a worker."""
+    publish(bench, "a", "b")
+    desk = worker(bench, prefetch=2)
+    _, b = desk.receive(2)
+    assert desk.driver.dead_letter(b.claim.tag, "q.dead") is Answer.HELD
+    (letter,) = client.lrange("q.dead", 0, -1)  # type: ignore[misc]
+    fields = json.loads(letter)
+    assert fields["lease"] == "000000:000000"
+    assert fields["dead"]["deliveries"] == 1
+    assert fields["headers"]["id"] == "b"
+    assert fields["headers"]["redelivered"] is True
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"argsrepr": '"task": "other", "id": "x"'},
+        {"stamps": {"task": "other", "id": "x", "delivery_tag": "y"}},
+        {"argsrepr": "\U0001f3ac"},
+    ],
+    ids=["quoted", "nested", "emoji"],
+)
+def test_whatever_the_headers_say_the_claim_is_of_this_message(
+    bench: Bench, client: redis.Redis, headers: dict[str, Any]
+) -> None:
+    """The script searches the text for what it needs; the worker compares, and claims again."""
+    for each in ("a", "b", "c"):
+        bench.publish({"n": each}, headers={**headers, "task": "film", "id": each})
+    desk = worker(bench, prefetch=3)
+    messages = desk.receive(3)
+    assert [record(client, each)["id"] for each in messages] == ["a", "b", "c"]
+    assert client.hlen("unacked") == client.hlen("unacked.claims") == client.zcard("unacked.leases")
+    assert client.hlen("unacked") == 3
+    for each in messages:
+        each.ack()
+    assert desk.holder.answers == [Answer.HELD] * 3
+    assert client.hlen("unacked") == 0
+
+
+def test_a_message_with_a_lease_of_its_own_length_gets_that(
+    bench: Bench, client: redis.Redis
+) -> None:
+    """Not the one that the task had before; and a plain one in between gets none."""
+    publish(bench, "a", "b", "plain", "c")
+    desk = worker(bench, prefetch=4)
+    terms = desk.holder.terms
+
+    def of_message(message: Any) -> Any:
+        desk.holder.seconds = 100.0 if message.headers["id"] == "b" else 30.0
+        return None if message.headers["id"] == "plain" else terms(message)
+
+    desk.holder.terms = of_message  # type: ignore[method-assign]
+    a, b, plain, c = desk.receive(4)
+    now = client.time()[0]  # type: ignore[index]
+    ends = client.zmscore("unacked_index", [each.claim.tag for each in (a, b, c)])
+    assert ends == pytest.approx([now + 30, now + 100, now + 30], abs=5)
+    assert client.hexists("unacked", plain.delivery_tag)
+    assert client.hlen("unacked.claims") == 3
+    for each in (a, b, plain, c):
+        each.ack()
+    assert client.hlen("unacked") == client.zcard("unacked_index") == 0
+
+
+def test_a_message_whose_reply_was_lost_goes_back_without_waiting_for_its_lease(
+    bench: Bench, client: redis.Redis
+) -> None:
+    """The connection ends between the script and its answer: the channel gives the message back."""
+    publish(bench, "a", "b")
+    desk = worker(bench, prefetch=2, seconds=300.0)
+    desk.receive(1)
+    desk.connection.transport.cycle.on_poll_start()  # asks for the next one
+    eventually(lambda: client.llen("q") == 0)
+    desk.channel.client.connection.disconnect()  # with the reply in its buffer
+    desk.connection.collect()
+    (unheard,) = desk.holder.not_claimed
+    assert desk.driver.return_unclaimed([unheard]) == [Answer.HELD]
+    texts: Any = client.lrange("q", 0, -1)
+    a, b = map(json.loads, texts)
+    assert [each["headers"]["id"] for each in (a, b)] == ["a", "b"]  # one at the back, one in front
+    assert b["lease"] == "000001:000000"
+    assert desk.driver.return_unclaimed([unheard]) == [Answer.HELD]
+    assert client.llen("q") == 2
+    assert client.hlen("unacked") == 0
