@@ -278,6 +278,11 @@ def test_the_attributes_of_sqs_queues_are_held_against_the_leases(tmp_path: Path
         before = moto.client().list_queues()["QueueUrls"]
         assert worst(look(moto.setup("nowhere")))["sqs.queue"] == "notice"
         assert moto.client().list_queues()["QueueUrls"] == before, "it makes none"
+        for known, said in ((good, "is not in"), ("nowhere", "does not exist at its url")):
+            urls = {known: {"url": moto.queue_url(known)}}
+            found = look(moto.setup("nowhere", predefined_queues=urls))
+            assert worst(found)["sqs.queue"] == "error"
+            assert f"queue nowhere {said} " in about(found, "sqs.queue")
 
 
 def test_a_database_is_held_against_the_leases(postgres: PostgresServer) -> None:
@@ -293,6 +298,25 @@ def test_a_database_is_held_against_the_leases(postgres: PostgresServer) -> None
     assert marks["pgmq.lock_timeout"] == "ok"
     database.execute(f"ALTER DATABASE {database.name} SET lock_timeout = '50ms'")
     assert worst(look(database.setup()))["pgmq.lock_timeout"] == "warning"
+
+
+def test_a_user_who_may_only_look_at_a_database_is_told(postgres: PostgresServer) -> None:
+    """At a queue of others, and where every transaction is read-only."""
+    database = postgres.fresh_database()
+    database.execute("SELECT pgmq.create('celery')")
+    database.execute(f"CREATE ROLE looks_{database.name} LOGIN")
+    for grant in ("USAGE ON SCHEMA", "SELECT ON ALL TABLES IN SCHEMA"):
+        database.execute(f"GRANT {grant} pgmq TO looks_{database.name}")
+    setup = database.setup()
+    theirs = replace(setup, broker=setup.broker.replace("postgres@", f"looks_{database.name}@"))
+    assert worst(look(setup))["pgmq.queue"] == "ok"
+    found = look(theirs)
+    assert worst(found)["pgmq.queue"] == "error"
+    assert "may not read and write queue celery" in about(found, "pgmq.queue")
+    database.execute(f"ALTER DATABASE {database.name} SET default_transaction_read_only = on")
+    found = look(setup)
+    assert worst(found)["pgmq.role"] == "error"
+    assert "read-only" in about(found, "pgmq.role")
 
 
 # Kombu leaves a pool of connections behind where it cannot make the extension.

@@ -572,6 +572,31 @@ def test_a_queue_of_others_is_not_called_a_classic_one(app: Celery) -> None:
 
 
 @pytest.mark.parametrize(
+    ("limit", "severity"),
+    [
+        ({}, "ok"),
+        ({"x-delivery-limit": 2}, "warning"),
+        ({"x-delivery-limit": 5}, "ok"),
+        ({"x-delivery-limit": -1}, "ok"),
+    ],
+)
+def test_a_delivery_limit_that_comes_before_the_workers_is_told(
+    app: Celery, limit: dict[str, int], severity: str
+) -> None:
+    """``lease_max_deliveries`` is 5; a negative limit is none."""
+    arguments = {"x-queue-type": "quorum", "x-dead-letter-exchange": "dead", **limit}
+    found = rabbitmq._deliveries(case_of(app, driver_type="amqp"), "q", arguments)
+    assert found.severity.value == severity
+
+
+def test_workers_that_could_not_be_asked_are_not_said_to_be_silent(app: Celery) -> None:
+    """That they could not is a finding of its own."""
+    assert "workers.none" in severities(workers.check(case_of(app, driver_type="amqp"), 1.0))
+    case = case_of(app, driver_type="amqp", unasked=True)
+    assert severities(workers.check(case, 1.0)) == {}
+
+
+@pytest.mark.parametrize(
     ("options", "extension", "said"),
     [
         ({}, 300, "assumed: consumer_timeout is not set"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from celery_lease.brokers.amqp.limits import ARGUMENT, OPTION, Limit, consumer_timeout
+from celery_lease.brokers.amqp.limits import ARGUMENT, LIMIT, OPTION, Limit, consumer_timeout
 from celery_lease.core.findings import Finding, error, notice, ok, warning
 from celery_lease.core.words import plain
 
@@ -50,7 +50,7 @@ def _queue(case: Examined, name: str) -> Iterator[Finding]:
     is_said = OPTION in options or any(ARGUMENT in each for each in consumed)
     said = "as the app says" if is_said else f"(assumed: {OPTION} is not set)"
     yield from _timeout(case, name, consumer_timeout(options, consumed), said)
-    yield _undeclared(name) if known is None else _deliveries(name, arguments)
+    yield _undeclared(name) if known is None else _deliveries(case, name, arguments)
 
 
 def _timeout(case: Examined, queue: str, timeout: float, said: str) -> Iterator[Finding]:
@@ -121,7 +121,7 @@ def _undeclared(name: str) -> Finding:
     )
 
 
-def _deliveries(name: str, arguments: Mapping[str, Any]) -> Finding:
+def _deliveries(case: Examined, name: str, arguments: Mapping[str, Any]) -> Finding:
     if arguments.get("x-queue-type") != "quorum":
         return notice(
             "rabbitmq.deliveries",
@@ -131,8 +131,18 @@ def _deliveries(name: str, arguments: Mapping[str, Any]) -> Finding:
             "Use a quorum queue with x-delivery-limit and a dead-letter exchange.",
         )
     if "x-dead-letter-exchange" in arguments:
-        limit = arguments.get("x-delivery-limit", "the server's default")
-        return ok("rabbitmq.deliveries", f"queue {name}: quorum, delivery limit {limit}")
+        limit = arguments.get(LIMIT, "the server's default")
+        what = f"queue {name}: quorum, delivery limit {limit}"
+        wanted = max((each.max_deliveries for each in case.leases), default=0)
+        if isinstance(limit, int) and 0 <= limit < wanted:
+            return warning(
+                "rabbitmq.deliveries",
+                f"{what}; lease_max_deliveries is {wanted}",
+                "The server's limit comes first: the message goes to the exchange, and no worker "
+                "fails its task.",
+                f"Raise {LIMIT} to {wanted} or more, or lower lease_max_deliveries.",
+            )
+        return ok("rabbitmq.deliveries", what)
     return warning(
         "rabbitmq.deliveries",
         f"quorum queue {name} is declared without a dead-letter exchange",

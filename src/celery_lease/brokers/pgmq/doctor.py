@@ -34,6 +34,7 @@ CROWDED = 0.9
 
 _FACTS = """
 SELECT current_setting('server_version') AS version, pg_is_in_recovery() AS standby,
+    current_setting('transaction_read_only') AS read_only,
     (SELECT setting::int FROM pg_settings WHERE name = 'statement_timeout') AS timeout,
     (SELECT setting::int FROM pg_settings WHERE name = 'lock_timeout') AS lock_timeout,
     current_setting('synchronous_commit') AS commit, current_setting('fsync') AS fsync,
@@ -41,7 +42,14 @@ SELECT current_setting('server_version') AS version, pg_is_in_recovery() AS stan
     (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS used,
     current_setting('max_connections')::int AS most
 """
-_QUEUES = "SELECT queue_name, is_partitioned, is_unlogged FROM pgmq.meta"
+_QUEUES = """
+SELECT queue_name, is_partitioned, is_unlogged, (
+    SELECT bool_and(has_table_privilege(oid, privilege))
+    FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege
+) AS is_ours
+FROM pgmq.meta LEFT JOIN pg_class
+    ON relname = 'q_' || lower(queue_name) AND relnamespace = 'pgmq'::regnamespace
+"""
 
 
 def clock(case: Examined) -> Offset | None:
@@ -94,6 +102,13 @@ def _server(facts: dict[str, Any]) -> Iterator[Finding]:
             "the server is a standby",
             "It refuses every write.",
             "Point broker_url at the primary.",
+        )
+    elif facts["read_only"] == "on":
+        yield error(
+            "pgmq.role",
+            "transactions are read-only (default_transaction_read_only)",
+            "The server refuses every write.",
+            "ALTER ROLE ... SET default_transaction_read_only = off, for the broker's user.",
         )
     yield _brief("statement_timeout", facts["timeout"], STATEMENT_ENDED)
     yield _brief("lock_timeout", facts["lock_timeout"], LOCK_NOT_GIVEN)
@@ -151,7 +166,14 @@ def _queues(case: Examined, rows: list[dict[str, Any]]) -> Iterator[Finding]:
         if name not in known:
             yield notice("pgmq.queue", f"queue {name} does not exist yet: the first use makes it")
             continue
-        if known[name]["is_unlogged"]:
+        if known[name]["is_ours"] is False:
+            yield error(
+                "pgmq.queue",
+                f"this user may not read and write queue {name}",
+                "A worker with the same user takes no message of it.",
+                "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgmq TO ...",
+            )
+        elif known[name]["is_unlogged"]:
             yield warning(
                 "pgmq.queue",
                 f"queue {name} is unlogged",

@@ -52,11 +52,15 @@ def check(case: Examined) -> Iterator[Finding]:
             "extended.",
             "Lower lease_max_duration to 43200, and let longer tasks go on by a checkpoint.",
         )
+    predefined = case.channel.predefined_queues or {}
     for name in case.queues:
+        if predefined and name not in predefined:
+            yield _missing(name, "is not in predefined_queues", "Add it there")
+            continue
         try:
             answer = _attributes(case, name)
         except (BotoCoreError, ClientError) as exc:
-            yield _unread(name, exc)
+            yield _unread(name, exc, predefined=bool(predefined))
         else:
             yield from _queue(case, name, answer.get("Attributes", {}))
 
@@ -74,8 +78,16 @@ def _attributes(case: Examined, queue: str) -> Any:
         clients.close()
 
 
-def _unread(name: str, exc: Exception) -> Finding:
+def _missing(name: str, what: str, remedy: str) -> Finding:
+    why = "A worker cannot take messages of it, and with predefined_queues none creates it."
+    return error("sqs.queue", f"queue {name} {what}", why, f"{remedy}, or do not consume from it.")
+
+
+def _unread(name: str, exc: Exception, *, predefined: bool) -> Finding:
     if "NonExistentQueue" in str(exc) or "QueueDoesNotExist" in str(exc):
+        if predefined:
+            what = "does not exist at its url in predefined_queues"
+            return _missing(name, what, "Create it, or correct the url")
         return notice(
             "sqs.queue",
             f"queue {name} does not exist yet",

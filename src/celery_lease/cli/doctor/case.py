@@ -31,6 +31,7 @@ class Case:
     driver_type: str = ""  #: kombu's name for the broker's kind
     channel: Any = None  #: None: the broker cannot be reached
     workers: Sequence[WorkerAnswer] = ()
+    unasked: bool = False  #: the question to the workers failed, which another finding reports
     broker_clock: Offset | None = None
     refused: int = 0  #: leased tasks whose options break a rule
     covered: frozenset[str] = frozenset()  #: undecorated tasks with leases by ``lease_tasks``

@@ -118,6 +118,7 @@ def _answering(case: Case, request: Request) -> Iterator[Finding]:
             case = replace(case, workers=survey(case.app, case.driver, request.timeout))
         except Exception as exc:  # noqa: BLE001  (kombu's transports raise any kind)
             yield _failed("workers", exc)
+            case = replace(case, unasked=True)
     doctor = case.driver.doctor()
     if doctor is not None:
         name = (case.driver.label or case.driver_type).lower()

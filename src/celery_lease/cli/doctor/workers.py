@@ -30,14 +30,14 @@ def check(case: Case, timeout: float) -> Iterator[Finding]:
             "workers cannot be asked: there is no remote control here",
             "Their versions, visibility timeouts and clocks were not checked.",
         )
-    elif not case.workers:
+    elif not case.workers and not case.unasked:
         yield notice(
             "workers.none",
             f"no worker answered within {plain(timeout)} s",
             "Their versions, visibility timeouts and clocks were not checked.",
             "Start one, or give them more time by --timeout. Solo workers answer between tasks.",
         )
-    else:
+    elif case.workers:
         answered = counted(len(case.workers), "worker")
         yield ok("workers.answered", f"{answered} answered: {_names(case.workers)}")
         yield from _namesakes(case)
