@@ -38,7 +38,7 @@ ALONE = {
     "drain -t 0.3": (1, "no worker with leases replied within 0.3 s"),
     "trace -s 0.5": (69, "no worker with leases replied within 1 s"),
     "doctor --timeout 0.3": (0, "no worker answered within 0.3 s"),
-    "dead list": (0, ""),
+    "dead list": (0, "no dead letters"),
     "reap": (0, "returned 0 messages"),
     f"health --port {CLOSED}": (1, f"not ready: no answer from 127.0.0.1 port {CLOSED}"),
 }

@@ -108,7 +108,7 @@ def test_a_retried_letter_goes_back_with_a_clean_record(buried: Bench, shell: Sh
     assert "dead" not in message._raw
     assert "2 messages replayed" in shell("dead", "retry", "--all")
     assert [each.headers["id"] for each in desk.receive(2)] == ["t2", "t3"]
-    assert shell("dead", "list") == ""
+    assert shell("dead", "list") == "no dead letters\n"
 
 
 def test_letters_are_thrown_away_only_on_a_yes(buried: Bench, shell: Shell) -> None:

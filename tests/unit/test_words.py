@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import celery_lease
-from celery_lease.core.words import counted
+from celery_lease.core.words import counted, page
 
 SOURCE = Path(celery_lease.__file__).parent
 PLURALS = "bytes|deliveries|leases|letters|losses|messages|polls|queues|receives|tasks|times|tries"
@@ -35,3 +35,22 @@ def test_no_text_of_the_log_has_a_plural_for_any_number() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     assert {text for text in texts if NUMBER.search(text)} == set()
+
+
+def test_every_page_that_a_text_names_can_be_read_by_whoever_installed_the_package() -> None:
+    """By its address, and not as a file of the sources; and there is such a page."""
+    calls = [
+        node
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "page"
+        and isinstance(node.args[0], ast.Constant)
+    ]
+    names = {str(ast.literal_eval(each.args[0])) for each in calls}
+    assert "settings" in names
+    docs = Path(__file__).parents[2] / "docs"
+    assert {name for name in names if not (docs / f"{name}.md").exists()} == set()
+    site = "https://celery-lease.github.io/celery-lease"
+    assert page("settings") == f"{site}/settings/"

@@ -50,6 +50,8 @@ def list_(ctx: click.Context, as_json: bool, queues: tuple[str, ...]) -> None:
             found = [facts(letter) for letter in letters_of(letters, named)]
             click.echo(json.dumps({"letters": found}, indent=2, ensure_ascii=False))
             return
+        if not named and not queues:
+            click.echo("no dead letters", err=True)
         for letter in letters_of(letters, named):
             click.echo(
                 f"{when(letter.died_at)}  {letter.queue}  {letter.task}[{letter.task_id}]  "

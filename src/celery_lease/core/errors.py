@@ -19,7 +19,7 @@ survives the pickling between task process, worker and result backend.
 
 from __future__ import annotations
 
-from celery_lease.core.words import counted
+from celery_lease.core.words import counted, page
 
 
 class LeaseError(Exception):
@@ -151,5 +151,5 @@ class UnsupportedOperation(LeaseError):
     def __str__(self) -> str:
         return (
             f"the {self.broker} driver has no {self.operation}(): its broker cannot do that. Ask "
-            "driver.capabilities first; docs/brokers.md says what each broker can do"
+            f"driver.capabilities first; what each broker can do: {page('brokers')}"
         )

@@ -1,6 +1,11 @@
-"""Formats numbers for texts."""
+"""Formats numbers and links for texts."""
 
 from __future__ import annotations
+
+
+def page(name: str) -> str:
+    """Return the address of a page of the documentation."""
+    return f"https://celery-lease.github.io/celery-lease/{name}/"
 
 
 def counted(number: int, thing: str, things: str = "") -> str:

@@ -13,6 +13,7 @@ from celery_lease.brokers.pgmq.names import LONGEST, unfit_name
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.findings import Finding, error, notice, ok, warning
 from celery_lease.core.offset import Offset
+from celery_lease.core.words import page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +74,7 @@ def check(case: Examined) -> Iterator[Finding]:
                 "pgmq.installed",
                 f"pgmq is not in this database: {str(exc).splitlines()[0]}",
                 "There is nothing to keep messages in.",
-                "CREATE EXTENSION pgmq, or install its SQL as docs/pgmq.md has it.",
+                f"CREATE EXTENSION pgmq, or install its SQL: {page('pgmq')}",
             )
         else:
             yield from _queues(case, queues)

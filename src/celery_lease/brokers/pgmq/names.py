@@ -6,6 +6,8 @@ from typing import Any
 
 from psycopg import errors
 
+from celery_lease.core.words import page
+
 #: Characters that pgmq allows in a queue's name, which is part of the names of its tables.
 LONGEST = 47
 
@@ -27,12 +29,12 @@ def unfit(exc: BaseException) -> tuple[str, str] | None:
     if isinstance(exc, (errors.InvalidSchemaName, errors.UndefinedFunction)):
         return (
             f"pgmq is not in this database: {said}",
-            "CREATE EXTENSION pgmq, or install its SQL as docs/pgmq.md has it",
+            f"CREATE EXTENSION pgmq, or install its SQL: {page('pgmq')}",
         )
     if isinstance(exc, (errors.FeatureNotSupported, errors.UndefinedFile)):
         return (
             f"this server has no pgmq extension: {said}",
-            f"Install its SQL as docs/pgmq.md has it, and set {_AS_SQL}",
+            f"Install its SQL, see {page('pgmq')}, and set {_AS_SQL}",
         )
     if isinstance(exc, errors.InsufficientPrivilege):
         return (

@@ -21,6 +21,7 @@ import redis
 from celery_lease.brokers.redis.client import close_pool, pool_like
 from celery_lease.brokers.redis.keys import Keys
 from celery_lease.brokers.redis.watch import NEWS
+from celery_lease.core.words import page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -197,7 +198,7 @@ def unfit(exc: BaseException) -> tuple[str, str] | None:
         return None
     return (
         f"the broker's user lacks a permission: {exc}",
-        "Allow it what docs/brokers.md lists under Redis: the rights of a user",
+        f"Allow it the rights of a user that {page('brokers')} lists under Redis",
     )
 
 

@@ -11,7 +11,7 @@ from celery_lease.cli.broker import ESCAPE, MISREAD
 from celery_lease.core.findings import Finding, error, notice, ok, warning
 from celery_lease.core.policy import warnings_of
 from celery_lease.core.secrets import is_misread
-from celery_lease.core.words import counted, plain
+from celery_lease.core.words import counted, page, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from celery_lease.cli.doctor.case import Case
     from celery_lease.settings import LeaseConfigError, Settings
 
-REFERENCE = "docs/settings.md has what each setting takes"
+REFERENCE = f"What each setting takes: {page('settings')}"
 
 
 def check_errors(errors: Sequence[LeaseConfigError]) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from celery_lease.cli.rows import span
 from celery_lease.core.findings import Finding, notice, warning
-from celery_lease.core.words import counted
+from celery_lease.core.words import counted, page
 from celery_lease.task.task import LeasedTask
 from celery_lease.worker.covered import obstacle
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from celery_lease.cli.doctor.case import Case
 
-PAGE = "docs/whole-app.md"
+PAGE = page("whole-app")
 #: Most names in one line.
 MANY = 5
 

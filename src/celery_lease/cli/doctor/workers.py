@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from celery_lease.core.findings import Finding, notice, ok, warning
-from celery_lease.core.words import counted, plain
+from celery_lease.core.words import counted, page, plain
 from celery_lease.worker.about import versions
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _visibility(case: Case, default: float) -> Iterator[Finding]:
             "workers.visibility_timeout",
             f"the visibility timeout is {plain(shortest)} s",
             "Plain messages of a dead worker wait that long. Leases do not need it.",
-            "When all long tasks are leased, go back to the default: docs/migrating.md.",
+            f"When all long tasks are leased, go back to the default: {page('migrating')}",
         )
     else:
         yield ok(
