@@ -1,14 +1,16 @@
 """Start workers as forks of a process that has imported Celery, which is most of their start.
 
 A fork becomes what ``python -m celery …`` would be: its session, log, environment, ``__main__`` and
-the end of its interpreter are its own. What has to differ from the first import on (green pools,
-another interpreter, preloaded libraries) is started as any process; :func:`fits` tells which.
+the end of its interpreter are its own. Each green pool has a server of its own, which its library
+has patched as it would a worker. What has to differ from the first import on (another interpreter,
+preloaded libraries) is started as any process; :func:`fits` tells which.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import random
@@ -28,21 +30,43 @@ if TYPE_CHECKING:
 
 MARK = "HARNESS_PROCESS"
 TESTS = str(Path(__file__).parent.parent)
+#: Of the tests' process, before any test.
+_ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, [TESTS, os.environ.get("PYTHONPATH")])),
+    "PYTHONUNBUFFERED": "1",
+    MARK: "0" * 32,  # its place in memory is what /proc shows of a fork
+}
 CELERY = [sys.executable, "-m", "celery"]
+#: Its workers are compared with such that must not have imported celery-lease.
+MEASURED = "benchmarks.app"
+GREEN = ("gevent", "eventlet")
 #: With these imported, a worker needs nothing but its app.
 PRELOADED = (
-    "celery.bin.celery",
+    "celery.app.control",
+    "celery.app.events",
     "celery.apps.worker",
     "celery.backends.redis",
-    "celery.concurrency.prefork",
-    "celery.concurrency.solo",
-    "celery.concurrency.thread",
+    "celery.bin.celery",
     "celery.events.dispatcher",
+    "celery.fixups.django",
+    "celery.worker.autoscale",
+    "celery.worker.components",
     "celery.worker.consumer",
+    "celery.worker.strategy",
     "celery_lease.brokers.redis",
+    "celery_lease.brokers.redis.channel",
+    "celery_lease.brokers.redis.driver",
+    "celery_lease.observability",
     "celery_lease.worker.steps",
+    "celery_lease.worker.trail",
+    "harness.setup",
     "kombu.transport.redis",
 )
+POOLS = ("celery.concurrency.prefork", "celery.concurrency.solo", "celery.concurrency.thread")
+#: The server waits by these: a green library puts others in their place.
+_fork, _open, _read, _waitpid = os.fork, os.open, os.read, os.waitpid
+_select, _signal = select.select, signal.signal
 
 
 def fits(command: Sequence[str], env: Mapping[str, str]) -> bool:
@@ -50,20 +74,19 @@ def fits(command: Sequence[str], env: Mapping[str, str]) -> bool:
     return (
         sys.platform == "linux"
         and list(command[: len(CELERY)]) == CELERY
-        and not {"gevent", "eventlet"} & {*command}
-        and _foreign(env) == _foreign(server().environment)
+        and MEASURED not in command
+        and _foreign(env) == _foreign(_ENVIRONMENT)
     )
 
 
+def _green(command: Sequence[str]) -> str:
+    """Return the green pool that a command names, or an empty text."""
+    return next((each for each in GREEN if each in command), "")
+
+
 def _foreign(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that an import may read: all but those of the tests' own apps."""
-    return {name: env[name] for name in env if not name.startswith("HARNESS_")}
-
-
-def _environment() -> dict[str, str]:
-    paths = os.pathsep.join(filter(None, [TESTS, os.environ.get("PYTHONPATH")]))
-    # The mark's place in memory is what /proc shows of a fork.
-    return {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", MARK: "0" * 32}
+    """Return the variables that an import may read: less pytest's and those of the tests' apps."""
+    return {name: env[name] for name in env if not name.startswith(("HARNESS_", "PYTEST_"))}
 
 
 class Fork:
@@ -98,13 +121,12 @@ class Fork:
 class ForkServer:
     """The tests' side; it ends with their process."""
 
-    def __init__(self) -> None:
-        self.environment = _environment()
+    def __init__(self, green: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "harness.forkserver", str(theirs.fileno())],
-                env=self.environment,
+                [sys.executable, "-m", "harness.forkserver", str(theirs.fileno()), green],
+                env=_ENVIRONMENT,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -144,52 +166,54 @@ class ForkServer:
         self._process.wait(10)
 
 
-_servers: list[ForkServer] = []  # one at most
+_servers: dict[str, ForkServer] = {}  # by green pool
 _lock = threading.Lock()  # guards it: tests may start workers in threads
 
 
-def server() -> ForkServer:
-    """Return this process's fork server."""
+def server(command: Sequence[str]) -> ForkServer:
+    """Return this process's fork server for such a command."""
+    green = _green(command)
     with _lock:
-        if not _servers:
-            _servers.append(ForkServer())
-        return _servers[0]
+        if green not in _servers:
+            _servers[green] = ForkServer(green)
+        return _servers[green]
 
 
 def close() -> None:
-    """End the fork server, if there is one, after its forks."""
-    for each in _servers:
+    """End the fork servers, after their forks."""
+    for each in _servers.values():
         each.close()
 
 
 def serve(tests: socket.socket) -> dict[str, Any] | None:
     """Fork at each request: return it in the fork, and None once the tests are over."""
-    children, wakeup = socket.socketpair()
-    wakeup.settimeout(0)
-    signal.set_wakeup_fd(wakeup.fileno())
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    children, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup)
+    _signal(signal.SIGCHLD, lambda _number, _frame: None)
     while True:
-        ready, _, _ = select.select([tests, children], [], [])
+        ready, _, _ = _select([tests.fileno(), children], [], [])
         if children in ready:
-            children.recv(1024)
+            _read(children, 1024)
             for pid, status in _ended():
                 tests.send(json.dumps({"pid": pid, "status": status}).encode())
-        if tests in ready:
+        if tests.fileno() in ready:
             request = tests.recv(1 << 20)
             if not request:
                 return None
             ready_end, fork_end = os.pipe()
-            if (pid := os.fork()) == 0:
+            if (pid := _fork()) == 0:
                 signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for each in (children, wakeup, tests):
-                    each.close()
+                _signal(signal.SIGCHLD, signal.SIG_DFL)
+                tests.close()
+                for each in (children, wakeup):
+                    os.close(each)
                 wanted = dict(json.loads(request))
                 _separate(wanted["env"][MARK])
                 os.close(fork_end)
                 return wanted
             os.close(fork_end)
-            os.read(ready_end, 1)  # until the fork has a group and a mark to be ended by
+            _read(ready_end, 1)  # until the fork has a group and a mark to be ended by
             os.close(ready_end)
             tests.send(json.dumps({"pid": pid}).encode())
 
@@ -197,14 +221,14 @@ def serve(tests: socket.socket) -> dict[str, Any] | None:
 def _ended() -> Iterator[tuple[int, int]]:
     """Yield the forks that ended, with their wait status."""
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+        while (ended := _waitpid(-1, os.WNOHANG))[0]:
             yield ended
 
 
 def become(request: dict[str, Any]) -> None:
     """Turn a fork into the process that was asked for, up to its end."""
-    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    for number, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
+    log = _open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for number, source in ((0, _open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
         os.dup2(source, number)
     os.closerange(3, 256)
     os.environ.clear()
@@ -225,10 +249,19 @@ def _separate(mark: str) -> None:
 
 
 def main() -> None:
-    """Serve the socket whose number is the argument."""
-    for name in PRELOADED:
+    """Serve the socket whose number is the first argument, for the green pool that follows."""
+    tests, green = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
+    if green:
+        import celery
+
+        celery.maybe_patch_concurrency(["celery", "-P", green])
+    for name in (*PRELOADED, *(() if green else POOLS)):
         import_module(name)
-    if request := serve(socket.socket(fileno=int(sys.argv[1]))):
+    if green == "eventlet":
+        import_module("eventlet.hubs").use_hub()  # forks would share the one that patching made
+    gc.collect()
+    gc.freeze()  # the end of a fork would copy all of these pages, only to collect nothing
+    if request := serve(tests):
         become(request)
 
 

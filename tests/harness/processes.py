@@ -43,7 +43,9 @@ class LocalProcess:
     def start(self) -> Self:
         """Start, or start again after an end; the log goes on in the same file."""
         if forkserver.fits(self.command, self.env):
-            self._process = forkserver.server().start(self.command, self.env, self.log_path)
+            self._process = forkserver.server(self.command).start(
+                self.command, self.env, self.log_path
+            )
             return self
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
