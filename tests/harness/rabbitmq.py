@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import ssl
 import subprocess
@@ -131,25 +132,26 @@ class RabbitServer(LocalProcess):
         """Return the URL by way of another port, as that of a gate."""
         return f"amqp://guest:guest@127.0.0.1:{port}//"
 
-    def control(self, *arguments: str) -> str:
-        """Run one command of ``rabbitmqctl`` and return what it says; that takes some seconds."""
+    def evaluate(self, expression: str) -> str:
+        """Evaluate Erlang inside of the node; ``rabbitmqctl`` is an Erlang machine at each call."""
+        cookie = (self.directory / ".erlang.cookie").read_text()
+        address = f"127.0.0.1:{self.env['RABBITMQ_DIST_PORT']}"
+        # -R: calls at the same time have names of their own.
         done = subprocess.run(
-            [f"{self._home}/rabbitmqctl", "--quiet", *arguments],
+            ["erl_call", "-R", "-address", address, "-c", cookie, "-timeout", "60", "-e"],
+            input=f"{expression}.\n",
             env=self.env,
             check=True,
             capture_output=True,
             text=True,
             timeout=150,
         )
+        assert done.stdout.startswith("{ok, "), done.stdout
         return done.stdout
-
-    def evaluate(self, expression: str) -> str:
-        """Evaluate Erlang inside of the node, where some settings can only be changed."""
-        return self.control("eval", f"{expression}.")
 
     def cut_connections(self) -> None:
         """Close all connections, as an operator or a failing node does."""
-        self.control("close_all_connections", "test")
+        self.evaluate('rabbit_networking:close_all_connections("test")')
 
     def bench(self, **options: Any) -> RabbitBench:
         """Return consumers and publishers of the test's own process."""
@@ -194,11 +196,10 @@ class RabbitServer(LocalProcess):
 
     def counts(self, queue: str) -> tuple[int, int]:
         """Return how many messages of a queue are with nobody, and how many with consumers."""
-        listed = self.control(
-            "list_queues", "name", "messages_ready", "messages_unacknowledged", "--no-table-headers"
+        listed = self.evaluate(
+            f'case rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)) of '
+            "{ok, Q} -> rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged]); "
+            "_ -> [{messages_ready, 0}, {messages_unacknowledged, 0}] end"
         )
-        for line in listed.splitlines():
-            name, *numbers = line.split()
-            if name == queue:
-                return int(numbers[0]), int(numbers[1])
-        return 0, 0
+        ready, unacknowledged = map(int, re.findall(r", *(\d+)}", listed))
+        return ready, unacknowledged
