@@ -20,7 +20,7 @@ from harness.setup import Setup
 from harness.waiting import eventually, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from celery import Celery
 
@@ -149,9 +149,15 @@ class RabbitServer(LocalProcess):
         assert done.stdout.startswith("{ok, "), done.stdout
         return done.stdout
 
-    def cut_connections(self) -> None:
-        """Close all connections, as an operator or a failing node does."""
-        self.evaluate('rabbit_networking:close_all_connections("test")')
+    def cut_connections(self, ports: Collection[int] | None = None) -> None:
+        """Close all connections, or those from *ports*, as an operator or a failing node does."""
+        connections = "rabbit_networking:connections()"
+        if ports is not None:
+            port = (
+                "proplists:get_value(peer_port, rabbit_networking:connection_info(C, [peer_port]))"
+            )
+            connections += f", lists:member({port}, {[*ports]})"
+        self.evaluate(f'[rabbit_networking:close_connection(C, "test") || C <- {connections}]')
 
     def bench(self, **options: Any) -> RabbitBench:
         """Return consumers and publishers of the test's own process."""

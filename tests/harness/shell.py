@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, Queue
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +17,14 @@ from celery_lease.cli import lease
 from harness.workers import TESTS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery import Celery
 
     from harness.setup import Setup
+
+#: Seconds that a thread waits for the main one to run its command.
+WAIT = 90.0
 
 
 def lease_command(setup: Setup, module: str, *args: str) -> str:
@@ -59,3 +67,29 @@ class Shell:
 
     def _run(self, args: tuple[str, ...], **options: Any) -> Any:
         return CliRunner().invoke(lease, args, obj=SimpleNamespace(app=self.app), **options)
+
+
+class Commands:
+    """Runs ``celery lease`` commands of other threads in the main one.
+
+    Click's runner swaps the process's stdout, and so does pytest, between tests.
+    """
+
+    def __init__(self) -> None:
+        self._asked: Queue[tuple[Celery, tuple[str, ...], Future[Any]]] = Queue()
+
+    def run(self, app: Celery, *arguments: str) -> Any:
+        """Have a command run and return what came of it."""
+        future: Future[Any] = Future()
+        self._asked.put((app, arguments, future))
+        return future.result(WAIT)
+
+    def serve(self, done: Callable[[], bool]) -> None:
+        """Run what is asked for until *done*; for the main thread."""
+        while not done():
+            with suppress(Empty):
+                app, arguments, future = self._asked.get(timeout=0.1)
+                try:
+                    future.set_result(Shell(app).result(*arguments))
+                except BaseException as exc:  # noqa: BLE001  (raised again by who asks)
+                    future.set_exception(exc)

@@ -1,16 +1,28 @@
-"""One Redis broker, the workers on it, and the tasks of one program of this harness."""
+"""One broker, the workers on it, and the tasks of one program of this harness."""
 
 from __future__ import annotations
 
+import itertools
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from harness.tcp_proxy import TcpProxy
 from harness.workers import Worker, WorkerFleet, WorkerOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from celery import Celery
 
+    from harness.at_once import Stages
     from harness.brokers import RedisServer
+    from harness.ledger import Ledger
+    from harness.rabbitmq import RabbitServer
     from harness.setup import Setup
+
+_numbers = itertools.count(1)
 
 
 class RedisStage:
@@ -79,3 +91,37 @@ class RedisStage:
             or self.redis.zcard("unacked.leases")
             or self.redis.hlen("unacked.claims")
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RabbitStage:
+    """A queue of RabbitMQ and the workers on it."""
+
+    rabbitmq: RabbitServer
+    fleet: WorkerFleet
+    network: TcpProxy  #: a way to the server that can fall silent
+    queue: str = field(default_factory=lambda: f"stage{next(_numbers)}")
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.fleet.ledger
+
+    def start(self, setup: Setup, pool: str = "prefork", **options: Any) -> Worker:
+        """Start a worker with leased tasks and return it ready."""
+        command = WorkerOptions(
+            module="harness.app_leased", pool=pool, queues=self.queue, **options
+        )
+        return self.fleet.start(setup, command)
+
+
+@contextmanager
+def rabbit_stage(
+    rabbitmq: RabbitServer, _: Stages[RabbitStage], directory: Path
+) -> Iterator[RabbitStage]:
+    """Open one of several stages at the same server."""
+    fleet = WorkerFleet(directory, directory.name)
+    with TcpProxy(rabbitmq.port) as network:
+        try:
+            yield RabbitStage(rabbitmq, fleet, network)
+        finally:
+            fleet.close()

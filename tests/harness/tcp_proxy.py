@@ -46,6 +46,10 @@ class TcpProxy:
         for each in self._sockets[1:]:
             self._end(each)
 
+    def ports(self) -> list[int]:
+        """Return the ports from which it is connected to the target."""
+        return [each.getsockname()[1] for each in self._sockets[2::2] if each.fileno() != -1]
+
     def close(self) -> None:
         self._flows.set()
         self._thawed.set()

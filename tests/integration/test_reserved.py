@@ -32,7 +32,7 @@ SHORT, LONG = 5, 120
 #: Seconds that a busy machine may take longer.
 MARGIN = 5.0
 #: Plays at the same time.
-AT_ONCE = 3
+AT_ONCE = 5
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
+from harness.at_once import Stages, at_once
+from harness.setup import Setup
 from harness.stage import RedisStage
 from harness.waiting import eventually
+from harness.workers import WorkerFleet
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from harness.brokers import RedisServer
-    from harness.setup import Setup
-    from harness.workers import WorkerFleet
 
 pytestmark = [pytest.mark.compat, pytest.mark.long]
 
@@ -55,13 +60,26 @@ class Spans(RedisStage):
         return [e.event for e in self.ledger.entries(task_id=task_id) if e.event != "start"]
 
 
-@pytest.fixture
-def stage(setup: Setup, valkey: RedisServer, fleet: WorkerFleet) -> Spans:
-    """An empty broker."""
-    return Spans(setup, valkey, fleet)
+@pytest.fixture(scope="module")
+def stages(
+    valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stages[Spans]]:
+    """Empty brokers."""
+
+    @contextmanager
+    def make(_: Stages[Spans], directory: Path) -> Iterator[Spans]:
+        url, fleet = valkey.fresh_url(), WorkerFleet(directory)
+        try:
+            yield Spans(Setup(url, backend=url), valkey, fleet)
+        finally:
+            fleet.close()
+
+    with Stages(tmp_path_factory, make) as stages:
+        yield stages
 
 
 @pytest.mark.parametrize("pool", POOLS)
+@at_once
 def test_what_comes_before_the_body_may_take_an_extension_longer(stage: Spans, pool: str) -> None:
     """One run, one delivery; and as long as it likes if it beats, by the task's own context."""
     stage.worker(pool, 8)
@@ -80,6 +98,7 @@ def test_what_comes_before_the_body_may_take_an_extension_longer(stage: Spans, p
         ]
 
 
+@at_once
 def test_what_comes_before_the_body_has_an_end(stage: Spans) -> None:
     """I2: for one extension its process is proof; a hook that never ends is no progress."""
     stage.having(lease_max_deliveries=1).worker()
@@ -91,6 +110,7 @@ def test_what_comes_before_the_body_has_an_end(stage: Spans) -> None:
 
 
 @pytest.mark.parametrize("pool", POOLS)
+@at_once
 def test_hooks_after_a_stored_outcome_keep_no_message(stage: Spans, pool: str) -> None:
     """While they run the message is settled; they run to their end, and the task runs once."""
     alone = pool == "solo"  # one after the other
@@ -103,10 +123,10 @@ def test_hooks_after_a_stored_outcome_keep_no_message(stage: Spans, pool: str) -
         (entry,) = stage.ledger.wait("hook", task_id, within=90)
         assert entry.facts["name"] == hook
         if alone:
-            eventually(lambda: not ran(stage) & claimed(stage), EXTENSION, what="it is settled")
+            eventually(lambda: not ran(stage) & claimed(stage), AFTER / 2, what="it is settled")
             assert not stage.ledger.count("hook end", task_id)
     if not alone:
-        eventually(stage.is_clean, EXTENSION, what="all are settled")
+        eventually(stage.is_clean, AFTER / 2, what="all are settled")
         assert stage.ledger.count("hook end") == 0
     for _, how, task_id in sent:
         runs = 2 if how == "retry" else 1
@@ -128,6 +148,7 @@ def claimed(stage: Spans) -> set[str]:
 
 
 @pytest.mark.parametrize("seconds_into", [0.0, 1.0])
+@at_once
 def test_a_process_that_dies_in_a_hook_has_done_its_work(stage: Spans, seconds_into: float) -> None:
     """Its outcome is stored: it is not run again, and what is stored stays."""
     worker = stage.worker()

@@ -11,23 +11,19 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
 from harness.ledger import now
-from harness.shell import Shell
 from harness.waiting import always, eventually
 from harness.workers import WorkerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery import Celery
-
     from harness.ledger import Entry
     from harness.places import Place
+    from harness.shell import Commands
     from harness.workers import Worker, WorkerFleet
     from matrix.cells import Cell
 
@@ -46,32 +42,6 @@ PATIENCE = 90.0
 RESERVED = 3
 #: Seconds that a command waits for the workers' replies.
 TIMEOUT = "5"
-
-
-class Commands:
-    """Runs ``celery lease`` commands of the plays' threads in the main one.
-
-    Click's runner swaps the process's stdout, and so does pytest, between tests.
-    """
-
-    def __init__(self) -> None:
-        self._asked: Queue[tuple[Celery, tuple[str, ...], Future[Any]]] = Queue()
-
-    def run(self, app: Celery, *arguments: str) -> Any:
-        """Have a command run and return what came of it."""
-        future: Future[Any] = Future()
-        self._asked.put((app, arguments, future))
-        return future.result(PATIENCE)
-
-    def serve(self, done: Callable[[], bool]) -> None:
-        """Run what is asked for until *done*; for the main thread."""
-        while not done():
-            with suppress(Empty):
-                app, arguments, future = self._asked.get(timeout=0.1)
-                try:
-                    future.set_result(Shell(app).result(*arguments))
-                except BaseException as exc:  # noqa: BLE001  (raised again by who asks)
-                    future.set_exception(exc)
 
 
 @dataclass(frozen=True, slots=True)

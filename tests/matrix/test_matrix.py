@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.places import place_of
+from harness.shell import Commands
 from harness.workers import WorkerFleet
 from matrix.app import LINES
 from matrix.cells import Cell, covering, known_fault, whole
-from matrix.play import EXTENSION, MARGIN, REAPER, Commands, Play, Ran
+from matrix.play import EXTENSION, MARGIN, REAPER, Play, Ran
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
