@@ -57,7 +57,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take minutes, so that no process is left with one at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    items.sort(key=_minutes, reverse=True)
+
+
+def _minutes(item: pytest.Item) -> int:
+    """Return about how long the file of a test takes."""
+    mark = item.get_closest_marker("long")
+    return 0 if mark is None else next(iter(mark.args), 1)
 
 
 def pytest_collection_finish() -> None:

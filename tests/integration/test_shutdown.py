@@ -30,7 +30,7 @@ from harness.workers import Worker, WorkerFleet, WorkerOptions
 if TYPE_CHECKING:
     from harness.brokers import RedisServer
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(5)
 
 POOLS = {
     "prefork": ("prefork", 2),

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from harness.brokers import RedisServer
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200), pytest.mark.long]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200), pytest.mark.long(3)]
 
 #: Cells that are played at once: a dozen workers, of which most wait.
-AT_ONCE = 5
+AT_ONCE = 7
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from harness.brokers import RedisServer
     from harness.places import Place
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long(5)]
 
 #: Pool, broker and number of runs. What one run keeps shows in the blocks, however few there are.
 SOAKS = [
