@@ -371,6 +371,17 @@ def away(*_: Any, **__: Any) -> None:
     raise OSError("away")
 
 
+def test_a_cold_shutdown_goes_on_although_a_backend_is_away(app: Celery) -> None:
+    """Celery's handler would end at the error, and its worker not stop: the rest is still done."""
+    bench, pool = Bench(app), _pool("prefork")
+    bench.task.backend.store_result = away
+    bench.request.on_accepted(4711, 1.0)
+    with log.in_sighandler():
+        bench.request.cancel(pool)
+    assert pool.terminate_job.called
+    assert bench.leases.ended == ["tag"]
+
+
 @pytest.mark.parametrize("exc", [TimeLimitExceeded(1), RuntimeError("of the pool")])
 def test_what_the_main_process_cannot_store_is_not_acknowledged(
     app: Celery, exc: Exception

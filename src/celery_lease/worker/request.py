@@ -311,7 +311,11 @@ class LeasedRequest(Request):
                 self.lease.leases.hurry()
                 return
             storing = self.lease.leases.is_storing(self.lease.tag)  # its end leaves the body, too
-            super().cancel(pool, signal, **options)
+            try:
+                super().cancel(pool, signal, **options)
+            except Exception:  # a result backend's; it would end Celery's handler, and no more
+                text = "task %s[%s] is ended, but its result does not say so"
+                logger.exception(text, self.name, self.id, extra=self.lease.fields(self))
             self.lease.leases.end_soon(self.lease.tag, storing=storing)
 
     def _goes_back(self, exc: BaseException, return_ok: bool) -> bool:
