@@ -44,6 +44,7 @@ class Arrivals:
         self._clock = clock
         self._worker = ""
         self._seconds: dict[str, float] = {}  # of a lease, by task
+        self._args: list[Any] = []  # the script's, which name these
         self._named: dict[str, float] = {}  # those of the look under way, or answered last
         self._named_at = 0.0  # clock reading
         self._asks = False  # it is not answered
@@ -54,8 +55,7 @@ class Arrivals:
         self._named = self._seconds if busy else {}
         self._named_at, self._read = self._clock.now(), []
         self._asks = bool(self._named)
-        pairs = [each for pair in self._named.items() for each in pair]
-        return [json.dumps(self._worker), *pairs] if pairs else []
+        return self._args if busy else []
 
     def answered(self, read: list[str]) -> None:
         """Note the answer to a look: what the script has read of a message that it claimed."""
@@ -70,10 +70,12 @@ class Arrivals:
         """Name the task of these terms from now on."""
         if terms.exclusive is not None or not terms.waits or set(terms.about) != ABOUT:
             return
-        if self._seconds.get(terms.about["task"]) != terms.seconds:
-            others = [each for each in self._seconds.items() if each[0] != terms.about["task"]]
-            self._seconds = dict([*others[1 - KNOWN :], (terms.about["task"], terms.seconds)])
-        self._worker = terms.about["worker"]
+        task, self._worker = terms.about["task"], terms.about["worker"]
+        if self._seconds.get(task) != terms.seconds:
+            others = [each for each in self._seconds.items() if each[0] != task]
+            self._seconds = dict([*others[1 - KNOWN :], (task, terms.seconds)])
+            pairs = [each for pair in self._seconds.items() for each in pair]
+            self._args = [json.dumps(self._worker), *pairs]
 
     def claim(self, tag: str, queue: str, published: object, terms: Terms) -> Claim | None:
         """Return the script's claim of the message at hand; None: it is to be claimed.
