@@ -52,10 +52,10 @@ def checkpoint_keys(url: str) -> list[str]:
 # The script, on both servers and in both places.
 
 
-@pytest.fixture(params=["valkey", "redis_server"])
-def server(request: pytest.FixtureRequest) -> RedisServer:
-    """Each of the two servers."""
-    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
+@pytest.fixture
+def server(both_servers: RedisServer) -> RedisServer:
+    """Each kind of server."""
+    return both_servers
 
 
 @pytest.fixture(params=["backend", "broker"])

@@ -35,13 +35,6 @@ ROUTES = {
 }
 
 
-@pytest.fixture(params=["valkey", "redis_server"])
-def both(request: pytest.FixtureRequest) -> RedisServer:
-    """Both servers: the scripts have to run on each."""
-    found: RedisServer = request.getfixturevalue(request.param)
-    return found
-
-
 @pytest.fixture
 def bench(valkey: RedisServer) -> Iterator[Bench]:
     """A database whose plain messages are overdue after a second; its keys have a prefix."""
@@ -86,10 +79,10 @@ def _text(text: bytes) -> Any:
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_plain_messages_go_back_exactly_as_by_kombus_own_sweep(
-    both: RedisServer, route: str
+    both_servers: RedisServer, route: str
 ) -> None:
     """To the same lists, with the same flags, whatever they are routed by and however urgent."""
-    ours, kombus = (Bench(both.fresh_url(), options=OVERDUE) for _ in range(2))
+    ours, kombus = (Bench(both_servers.fresh_url(), options=OVERDUE) for _ in range(2))
     key = {"topic exchange": "a.b.c", "direct exchange": "key"}.get(route, "q")
     headers = {"headers": {"properties": [], "n": None, "big": 2**60, "e": []}}
     for bench in (ours, kombus):

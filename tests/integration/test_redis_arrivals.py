@@ -8,41 +8,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_lease.core.delivery import Answer
-from harness.lease_desk import Bench, Desk
 from harness.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import redis
 
     from harness.brokers import RedisServer
+    from harness.lease_desk import Bench, Desk
 
 pytestmark = pytest.mark.compat
 
 WORKER = "w@host:1:0a"
 
 
-@pytest.fixture(params=["valkey", "redis_server"])
-def server(request: pytest.FixtureRequest) -> RedisServer:
-    """Both servers in turn."""
-    server: RedisServer = request.getfixturevalue(request.param)
-    return server
-
-
 @pytest.fixture
-def bench(server: RedisServer) -> Iterator[Bench]:
-    """A database of this test alone."""
-    bench = Bench(server.fresh_url())
-    yield bench
-    bench.close()
-
-
-@pytest.fixture
-def client(server: RedisServer, bench: Bench) -> Iterator[redis.Redis]:
-    """What the database of the bench really holds."""
-    with server.client(int(bench.url.rpartition("/")[2])) as client:
-        yield client
+def server(both_servers: RedisServer) -> RedisServer:
+    """Each kind of server."""
+    return both_servers
 
 
 def publish(bench: Bench, *ids: str, **headers: Any) -> None:

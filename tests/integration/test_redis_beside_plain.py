@@ -9,7 +9,6 @@ import pytest
 from kombu import Connection
 
 from celery_lease.core.delivery import Answer
-from harness.lease_desk import Bench
 from harness.waiting import always, eventually
 from harness.workers import WorkerOptions
 
@@ -17,19 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from harness.brokers import RedisServer
+    from harness.lease_desk import Bench
     from harness.setup import Setup
     from harness.workers import WorkerFleet
 
 pytestmark = pytest.mark.compat
-
-
-@pytest.fixture
-def bench(valkey: RedisServer) -> Iterator[Bench]:
-    """A database of this test alone."""
-    bench = Bench(valkey.fresh_url())
-    yield bench
-    bench.close()
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from celery_lease.brokers.redis import driver as redis_driver
 from celery_lease.brokers.redis.checkpoint import FENCE_KEPT, RedisCheckpoints
 from celery_lease.brokers.redis.sweeps import ROUNDS
 from celery_lease.core.delivery import Answer, Renewal
-from harness.lease_desk import Bench, Desk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from harness.brokers import RedisServer
+    from harness.lease_desk import Bench, Desk
+
 
 pytestmark = pytest.mark.compat
 
@@ -26,21 +26,6 @@ pytestmark = pytest.mark.compat
 LOSSES, KEPT, LONGEST_REST = 20, 7 * 86400, 60
 #: Seconds that a busy machine may take between two commands.
 SLOW = 30
-
-
-@pytest.fixture
-def bench(valkey: RedisServer) -> Iterator[Bench]:
-    """A database of this test alone."""
-    bench = Bench(valkey.fresh_url())
-    yield bench
-    bench.close()
-
-
-@pytest.fixture
-def client(valkey: RedisServer, bench: Bench) -> Iterator[Any]:
-    """What the database of the bench really holds."""
-    with valkey.client(int(bench.url.rpartition("/")[2])) as client:
-        yield client
 
 
 def arrive(client: Any, desk: Desk, number: int, *queues: str) -> Any:

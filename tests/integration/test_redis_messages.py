@@ -18,30 +18,12 @@ from harness.lease_desk import Bench, Desk, bodies
 from harness.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import redis
 
-    from harness.brokers import RedisServer
 
 pytestmark = pytest.mark.compat
 
 SEP = Channel.sep
-
-
-@pytest.fixture
-def bench(valkey: RedisServer) -> Iterator[Bench]:
-    """A database of this test alone."""
-    bench = Bench(valkey.fresh_url())
-    yield bench
-    bench.close()
-
-
-@pytest.fixture
-def client(valkey: RedisServer, bench: Bench) -> Iterator[redis.Redis]:
-    """What the database of the bench really holds."""
-    with valkey.client(int(bench.url.rpartition("/")[2])) as client:
-        yield client
 
 
 def lose(desk: Desk, message: Any) -> None:

@@ -32,11 +32,10 @@ pytestmark = pytest.mark.compat
 PREFIX = "{tenant}:"
 
 
-@pytest.fixture(params=["valkey", "redis_server"])
-def server(request: pytest.FixtureRequest) -> RedisServer:
+@pytest.fixture
+def server(both_servers: RedisServer) -> RedisServer:
     """Each kind of server."""
-    server: RedisServer = request.getfixturevalue(request.param)
-    return server
+    return both_servers
 
 
 @pytest.fixture
@@ -45,13 +44,6 @@ def bench(server: RedisServer) -> Iterator[Bench]:
     bench = Bench(server.fresh_url(), options={"global_keyprefix": PREFIX})
     yield bench
     bench.close()
-
-
-@pytest.fixture
-def client(server: RedisServer, bench: Bench) -> Iterator[redis.Redis]:
-    """What the database of the bench really holds."""
-    with server.client(int(bench.url.rpartition("/")[2])) as client:
-        yield client
 
 
 def step(desk: Desk) -> Step:
