@@ -9,10 +9,10 @@
 --       deliveries are to be claimed, the worker as JSON and, for tasks that it has leased before,
 --       name and seconds of the lease
 -- Returns: the list and the message's text and, if it is claimed, its token and what was read of it:
---       task, id and publisher's tag, for the asker to compare. If there is none, to a channel that polls nil or an
---       error that begins with WRONGTYPE and names a key that is no list; to one that waits an
---       empty text and, as lines, the numbers of the queues that it watches, how many keys are no
---       lists, and the error of one of them. Such a key does not keep others from theirs.
+--       task, id and publisher's tag, for the asker to compare. If there is none, to a channel that
+--       polls nil or an error that begins with WRONGTYPE and names a key that is no list; to one that
+--       waits an empty text and, as lines, the numbers of the queues that it watches, how many keys
+--       are no lists, and the error of one of them. Such a key does not keep others from theirs.
 --
 -- From its list into the record in one step: whoever asked may be dead by now. What is not claimed,
 -- or taken by a consumer without leases, before the seconds are over goes back as it came, by a
