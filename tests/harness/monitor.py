@@ -12,6 +12,21 @@ if TYPE_CHECKING:
 
 
 @contextmanager
+def listening(app: Celery, hear: Callable[[dict[str, Any]], None]) -> Iterator[Callable[[], None]]:
+    """Pass all events from now on to *hear*; yields what waits for some for a moment."""
+    with app.connection_for_read() as own:
+        receiver = app.events.Receiver(own, handlers={"*": hear})
+        with receiver.consumer_context(wakeup=False) as (connection, _, _):
+
+            def listen() -> None:
+                with suppress(TimeoutError):
+                    connection.drain_events(timeout=0.1)
+
+            listen()  # on Redis, only this subscribes: what was sent before would never come
+            yield listen
+
+
+@contextmanager
 def lease_events(app: Celery) -> Iterator[Callable[[], list[dict[str, Any]]]]:
     """Listen to all events; yields what returns those about leases that came so far."""
     events: list[dict[str, Any]] = []
@@ -22,14 +37,10 @@ def lease_events(app: Celery) -> Iterator[Callable[[], list[dict[str, Any]]]]:
         if event["type"].startswith("lease-"):
             events.append(event)
 
-    with app.connection_for_read() as own:
-        receiver = app.events.Receiver(own, handlers={"*": hear})
-        with receiver.consumer_context(wakeup=False) as (connection, _, _):
+    with listening(app, hear) as listen:
 
-            def heard() -> list[dict[str, Any]]:
-                with suppress(TimeoutError):
-                    connection.drain_events(timeout=0.1)
-                return events
+        def heard() -> list[dict[str, Any]]:
+            listen()
+            return events
 
-            heard()  # on Redis, only this subscribes: what was sent before would never come
-            yield heard
+        yield heard

@@ -14,6 +14,7 @@ from celery import chain, chord, group
 
 from harness.app_features import KINDS, register
 from harness.clients import client
+from harness.monitor import listening
 from harness.setup import Setup
 from harness.waiting import eventually
 from harness.workers import QUIET_PEERS, WorkerFleet, WorkerOptions
@@ -80,13 +81,18 @@ def watching(app: Celery, events: dict[str, list[str]]) -> Iterator[None]:
         if "uuid" in event:
             events.setdefault(event["uuid"], []).append(event["type"])
 
-    with app.connection_for_read() as connection:
-        receiver = app.events.Receiver(connection, handlers={"*": note})
-        thread = threading.Thread(target=receiver.capture, kwargs={"wakeup": False}, daemon=True)
+    done = threading.Event()
+    with listening(app, note) as listen:
+
+        def listen_on() -> None:
+            while not done.is_set():
+                listen()
+
+        thread = threading.Thread(target=listen_on)
         thread.start()
         yield
-        receiver.should_stop = True
-        thread.join(5)
+        done.set()
+        thread.join()
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200), pytest.mark.long(3)]
 
 #: Cells that are played at once: a dozen workers, of which most wait.
-AT_ONCE = 7
+AT_ONCE = 5
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -155,7 +155,9 @@ def test_killed(plays: Plays, cell: Cell) -> None:
     first, second = ran.starts
     assert second.at - killed_at < EXTENSION + REAPER + MARGIN
     assert first.facts["token"] < second.facts["token"]
-    assert (first.facts["deliveries"], second.facts["deliveries"]) == (1, 2)
+    # A busy machine may have let a lease expire before its task began: a delivery more.
+    logs = "".join(worker.log for worker in plays.begun[cell][0].fleet.workers)
+    assert second.facts["deliveries"] == first.facts["deliveries"] + 1, logs
 
 
 def test_deploy(plays: Plays, cell: Cell) -> None:
