@@ -130,7 +130,7 @@ def api(session: nox.Session) -> None:
 def windows(session: nox.Session) -> None:
     """What works on Windows, there or as if."""
     session.install("-e", ".[pytest]")
-    session.run("pytest", "-q", "--noconftest", "tests/unit/test_platforms.py")
+    session.run("pytest", "-q", "--noconftest", "tests/unit/project/test_platforms.py")
 
 
 if os.environ.get("CI"):

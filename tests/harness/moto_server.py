@@ -1,7 +1,7 @@
 """SQS as moto plays it, in a process of its own on a free port of 127.0.0.1.
 
 Where moto 5.2 differs from what the service's documentation says, the code follows the latter, and
-the difference is covered by unit tests on a stub client (``tests/unit/test_sqs_driver.py``):
+the difference is covered by tests on a stub client (``tests/unit/brokers/sqs/test_sqs_driver.py``):
 
 ==========================================  =======================================================
 moto                                        the documentation's rule, which the code follows

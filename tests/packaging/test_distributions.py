@@ -36,7 +36,9 @@ FILES = {
 }
 #: Unit tests that read the repository's files, the others know only the package.
 READERS = sorted(
-    path for path in ROOT.glob("tests/unit/test_*.py") if "parents[2]" in path.read_text()
+    path
+    for path in ROOT.glob("tests/unit/**/test_*.py")
+    if "Path(__file__).parents" in path.read_text()
 )
 
 

@@ -18,7 +18,7 @@ from celery_lease.task.hooks import raised
 from celery_lease.worker.entries import LeaseHandle
 from celery_lease.worker.request import LeasedRequest
 from unit.leased_runs import Delivery, make_app, sent
-from unit.test_request import Leases
+from unit.worker.test_request import Leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Uses of Celery's internals by the worker's parts, in one place.
 
-Read in Celery 5.5.3 and 5.7.0; for each module a test, ``tests/unit/test_compat.py`` and the like,
+Read in Celery 5.5.3 and 5.7.0; for each module a test, as ``tests/unit/worker/test_compat.py``,
 notices when something it relies on changes.
 
 * here: messages, requests, remote control, events, how a worker stops

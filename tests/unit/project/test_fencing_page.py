@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "fencing.md"
 RECIPES = sorted((ROOT / "examples" / "fenced_writes").glob("[!_]*.py"))
 

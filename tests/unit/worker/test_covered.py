@@ -24,7 +24,7 @@ from celery_lease.worker import covered
 from celery_lease.worker.covered import CoveredRequest
 from celery_lease.worker.entries import LeaseHandle
 from unit.leased_runs import make_app, message_of
-from unit.test_request import COMPLETED, DROPPED, HELD, LOST, Leases, _raised
+from unit.worker.test_request import COMPLETED, DROPPED, HELD, LOST, Leases, _raised
 
 if TYPE_CHECKING:
     from collections.abc import Callable

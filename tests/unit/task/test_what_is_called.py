@@ -22,8 +22,8 @@ from celery_lease.worker import compat
 from celery_lease.worker.request import LeasedRequest
 from unit.leased_runs import sent
 from unit.played_ends import HOOKS, SIGNALS, Play
-from unit.test_docs import DOCS, between, rows
-from unit.test_request import COMPLETED, LOST
+from unit.project.test_docs import DOCS, between, rows
+from unit.worker.test_request import COMPLETED, LOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,7 +18,7 @@ from celery_lease.task.outcome import Cancelled, Discarded
 from celery_lease.worker import cancel as cancelling, compat, control
 from unit.fake_broker import Bench
 from unit.leased_runs import Delivery, sent
-from unit.test_request import Bench as RequestBench
+from unit.worker.test_request import Bench as RequestBench
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

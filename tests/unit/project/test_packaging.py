@@ -18,7 +18,7 @@ import celery_lease
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: What the drivers that not every environment can load need.
 EXTRAS = {"sqs": "boto3", "pgmq": "psycopg"}
 
@@ -110,7 +110,7 @@ def test_importing_the_package_or_its_pytest_plugin_does_not_import_celery(modul
 def test_tests_pass_where_they_can_keep_nothing() -> None:
     """As for a user who may not write to the checkout: neither pytest's cache nor hypothesis'."""
     nowhere = os.devnull + "/kept"
-    module = ROOT / "tests" / "unit" / "test_pgmq_fence.py"
+    module = ROOT / "tests/unit/brokers/pgmq/test_pgmq_fence.py"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-o", f"cache_dir={nowhere}", str(module)],
         env={**os.environ, "HYPOTHESIS_STORAGE_DIRECTORY": nowhere},

@@ -25,7 +25,7 @@ from celery_lease.settings.table import PREFIX
 from celery_lease.testing import plugin
 from unit.settings_reference import reference
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 CALIBRATION = (DOCS / "calibration.md").read_text()
 

@@ -20,7 +20,7 @@ from celery_lease.group import LAST_WORDS, longest_stop
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 DEPLOY = DOCS / "deploy"
 SETTINGS = settings.load(runpy.run_path(str(DEPLOY / "celeryconfig.py")))
 SHUTDOWN_TIMEOUT = SETTINGS.policy.shutdown_timeout

@@ -13,14 +13,14 @@ import pytest
 
 from celery_lease import ShutdownRequested
 from celery_lease.task.checkpoints.memory import MemoryStore
-from unit.test_docs import blocks
+from unit.project.test_docs import blocks
 
 if TYPE_CHECKING:
     from celery_lease.testing import RecordedContext
     from celery_lease.testing.clock import LeaseClock
     from celery_lease.testing.plugin import MakeContext
 
-PAGE = Path(__file__).parents[2] / "docs" / "resume-a-loop.md"
+PAGE = Path(__file__).parents[3] / "docs" / "resume-a-loop.md"
 
 
 class Killed(BaseException):

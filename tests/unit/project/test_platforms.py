@@ -1,7 +1,7 @@
 """Windows: no worker holds leases there; who sends tasks, extends leases or tests tasks may be.
 
 Each test is a program of its own, which takes away what Windows lacks before it imports anything of
-the package. It also runs on Windows itself: ``pytest --noconftest tests/unit/test_platforms.py``.
+the package. It also runs on Windows itself, by ``pytest --noconftest`` with its path.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 APP = """
 import as_on_windows

@@ -11,7 +11,7 @@ import pytest
 from celery_lease.brokers import driver_class, drivers
 from harness.places import ABILITIES
 
-PAGE = Path(__file__).parents[2] / "docs" / "brokers.md"
+PAGE = Path(__file__).parents[3] / "docs" / "brokers.md"
 #: What is not there in every environment that has this package.
 EXTRAS = {"sqs": "boto3", "pgmq": "kombu.transport.pgmq"}
 DRIVERS = drivers()

@@ -26,7 +26,7 @@ from unit.leased import LeasedRun
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOURCE = Path(__file__).parents[2] / "src" / "celery_lease"
+SOURCE = Path(__file__).parents[3] / "src" / "celery_lease"
 #: How a line begins, or goes on, that is about one task or one lease.
 ABOUT_ONE = re.compile(r"\btask %s|\blease %s|\blease of task|^lease not|^message %s not returned")
 #: Where there is no lease but somebody's own queue and consumer, and what lines of plain tasks say.

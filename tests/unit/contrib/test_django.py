@@ -34,7 +34,7 @@ from celery_lease.contrib.django.urls import lease_urls  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = "/leases/"
 
 

@@ -12,7 +12,7 @@ import celery_lease
 from celery_lease import settings
 from celery_lease.settings import SETTINGS
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[3] / "README.md"
 TEXT = README.read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 

@@ -19,7 +19,7 @@ from celery_lease.testing import plugin
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]
 #: What drivers of other brokers build on, and may change.
 PROVISIONAL = {"celery_lease.testing.conformance", "celery_lease.testing.desk"}

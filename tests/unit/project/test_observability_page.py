@@ -9,7 +9,7 @@ from celery_lease.observability.metrics import ENDINGS, METRICS, REASONS
 from celery_lease.worker import stats
 from celery_lease.worker.entries import Ending
 
-TEXT = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
+TEXT = (Path(__file__).parents[3] / "docs" / "observability.md").read_text()
 
 
 def table() -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-TEXT = (Path(__file__).parents[2] / "docs" / "web.md").read_text()
+TEXT = (Path(__file__).parents[3] / "docs" / "web.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 TOKEN = "a-token-of-some-length"  # noqa: S105  (a test's)
 
