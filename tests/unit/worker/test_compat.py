@@ -7,21 +7,14 @@ can be, behaviour is checked, not the source.
 from __future__ import annotations
 
 import inspect
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from queue import Empty
-from textwrap import dedent
-from threading import Thread
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import celery
 import pytest
-from billiard.pool import LaxBoundedSemaphore, Pool
 from celery import Celery, Task, _state, bootsteps
-from celery.concurrency import ALIASES, get_implementation, prefork
+from celery.concurrency import prefork
 from celery.exceptions import TaskRevokedError, WorkerShutdown, WorkerTerminate
 from celery.platforms import EX_FAILURE, EX_OK
 from celery.utils.timer2 import Timer as ThreadTimer
@@ -34,13 +27,10 @@ from kombu.asynchronous.timer import Timer as LoopTimer
 from kombu.exceptions import ContentDisallowed
 from kombu.message import Message as BaseMessage
 from kombu.serialization import dumps
-from kombu.transport import redis as kombu_redis
-from kombu.transport.virtual import Message, QoS
 
 from celery_lease import LeasedTask
-from celery_lease.celery_patches import cut_connections, shared_fanout_queues
 from celery_lease.core.ticket import Ticket
-from celery_lease.worker import compat, pools
+from celery_lease.worker import compat
 from celery_lease.worker.entries import LeaseHandle
 from celery_lease.worker.request import LeasedRequest
 from celery_lease.worker.steps import LeaseConsumer
@@ -246,54 +236,6 @@ def test_both_ways_to_stop_are_seen_with_any_exit_status(
         state.maybe_shutdown()
 
 
-@pytest.mark.parametrize("pool", ["solo", "gevent", "eventlet"])
-def test_pools_that_hold_up_the_main_loop_are_known_by_their_module(pool: str) -> None:
-    """Imported from where their alias says; green ones only in their own workers."""
-    assert ALIASES[pool].partition(":")[0] == f"celery.concurrency.{pool}"
-
-
-def test_a_solo_pool_is_recognised() -> None:
-    """And no other one."""
-    solo, other = (
-        SimpleNamespace(pool=object.__new__(get_implementation(name)), controller=None)
-        for name in ("solo", "threads")
-    )
-    assert (pools.adapter(solo).in_loop, pools.adapter(other).in_loop) == (True, False)
-
-
-@pytest.mark.parametrize("name", ["gevent", "eventlet"])
-def test_a_green_task_lives_while_its_pool_has_its_greenlet(name: str) -> None:
-    """Celery gives a greenlet's number for the process id, which may be any process's."""
-    program = f"""
-        import {name}
-        from celery.concurrency import get_implementation
-        from types import SimpleNamespace
-        from celery_lease.worker import pools
-        pool = get_implementation({name!r})(2)
-        pool.on_start()
-        consumer = SimpleNamespace(pool=pool, controller=None)
-        lives, seen, numbers = pools.adapter(consumer).lives, [], []
-        accept = lambda number, _: numbers.append(number)
-        target = lambda: ({name}.sleep(0.05), seen.append(lives(numbers[0])))
-        pool.on_apply(target, (), callback=lambda _: None, accept_callback=accept)
-        pool.on_stop()
-        {name}.sleep(0)
-        assert seen == [True]
-        assert not lives(numbers[0])
-    """
-    subprocess.run([sys.executable, "-c", dedent(program)], check=True, timeout=60)
-
-
-def test_a_task_of_any_other_pool_lives_while_its_process_does() -> None:
-    """A pool of threads gives the worker's own."""
-    with subprocess.Popen([sys.executable, "-c", ""]) as child:
-        child.wait()
-    for name in ("prefork", "threads", "solo"):
-        pool = object.__new__(get_implementation(name))
-        adapter = pools.adapter(SimpleNamespace(pool=pool, controller=None))
-        assert [adapter.lives(pid) for pid in (os.getpid(), child.pid)] == [True, False]
-
-
 def test_a_consumer_has_what_the_step_asks_of_it(app: Celery) -> None:
     """Pool, timer, name and blueprint, before anything is connected."""
     pool, timer = SimpleNamespace(num_processes=1, is_green=False), object()
@@ -307,23 +249,6 @@ def test_a_consumer_has_what_the_step_asks_of_it(app: Celery) -> None:
     assert not compat.is_closing(consumer)
     consumer.blueprint.state = bootsteps.CLOSE
     assert compat.is_closing(consumer)
-
-
-def test_a_pool_of_processes_without_the_event_loop_waits_for_one_at_its_lock() -> None:
-    """``apply_async`` takes it for each task; it is free again when this has looked."""
-    assert "self._putlock.acquire()" in inspect.getsource(Pool.apply_async)
-    pool = object.__new__(prefork.TaskPool)
-    pool.putlocks = True
-    lock = LaxBoundedSemaphore(1)
-    pool._pool = SimpleNamespace(_putlock=lock)
-    lock.acquire()
-    waiting = Thread(target=pools.wait_for_process, args=[pool])
-    waiting.start()
-    waiting.join(0.1)
-    assert waiting.is_alive()
-    lock.release()
-    waiting.join(10.0)
-    assert lock.acquire(blocking=False)
 
 
 def test_consuming_starts_after_the_steps_and_the_channel_is_there_by_then() -> None:
@@ -401,66 +326,6 @@ def test_apps_to_come_are_told_of_a_shared_task() -> None:
     assert called == [app]
     assert app in set(_state._get_active_apps())
     assert callable(_state.get_current_app)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("_brpop_read", "_get_message_priority", "_q_for_pri", "basic_get", "client", "sep"),
-        *("ack_emulation", "global_keyprefix", "pool", "unacked_index_key", "unacked_key"),
-        *("_in_poll", "connection_errors", "qos"),
-    ],
-)
-def test_a_redis_channel_has_what_the_driver_reads(name: str) -> None:
-    """On the class, or set for each channel."""
-    made = inspect.getsource(kombu_redis.Channel.__init__)
-    assert hasattr(kombu_redis.Channel, name) or f"self.{name} = " in made
-
-
-@pytest.mark.parametrize(
-    ("method", "names"),
-    [
-        ("append", ["message", "delivery_tag"]),
-        ("ack", ["delivery_tag"]),
-        ("reject", ["delivery_tag", "requeue"]),
-        ("restore_unacked", ["client"]),
-        ("can_consume", []),
-    ],
-)
-def test_the_methods_of_the_record_of_messages_take_what_they_took(
-    method: str, names: list[str]
-) -> None:
-    """``LeaseQoS`` overrides them on the live object."""
-    assert parameters(getattr(kombu_redis.QoS, method)) == names
-
-
-def test_the_record_of_messages_keeps_them_as_it_did() -> None:
-    """A delivered message until its tag is dirty, by a bound method that marks it so."""
-    qos = QoS(SimpleNamespace(do_restore=False), 0)
-    qos.append("message", "tag")
-    assert qos._delivered == {"tag": "message"}
-    qos._quick_ack("tag")
-    assert qos._dirty == {"tag"}
-    assert qos.can_consume()
-
-
-def test_a_message_keeps_the_payload_it_came_from() -> None:
-    """It goes back to its queue without being decoded again."""
-    raw = {"body": "", "properties": {"delivery_tag": "tag"}}
-    assert Message(raw, channel=SimpleNamespace(_raw=None, decode_body=None))._raw is raw
-
-
-def test_nothing_popped_is_empty_and_ends_the_poll() -> None:
-    """The reply is read by the client's ``parse_response``; then no ``BRPOP`` is under way."""
-    channel = object.__new__(kombu_redis.Channel)
-    channel.__dict__["client"] = SimpleNamespace(
-        connection=None, parse_response=lambda *_, **__: None
-    )
-    channel.connection_errors = (OSError,)
-    channel._in_poll = object()
-    with pytest.raises(Empty):
-        channel._brpop_read()
-    assert not channel._in_poll
 
 
 def test_a_request_that_was_refused_says_so_and_settles_itself() -> None:
@@ -547,46 +412,6 @@ def test_without_a_dispatcher_no_events_are_sent() -> None:
     assert not compat.wants_events(consumer)
 
 
-def test_a_channel_of_its_own_shares_no_table_of_fanout_queues() -> None:
-    """Kombu's is the class's: who iterates over it must be the only one to write."""
-    from kombu.transport.redis import Channel
-
-    assert Channel.__dict__["_fanout_queues"] is not None
-    made = SimpleNamespace(_fanout_queues=Channel._fanout_queues)
-    connection = SimpleNamespace(channel=lambda: made)
-    channel = shared_fanout_queues.channel_of_its_own(connection)
-    assert channel._fanout_queues is not Channel._fanout_queues
-
-
-@pytest.mark.parametrize(
-    ("module", "waits"),
-    [
-        ("kombu.transport.redis", True),
-        ("amqp.transport", True),
-        ("celery.events.dispatcher", True),
-        ("celery.worker.pidbox", True),
-        ("celery.concurrency.gevent", False),
-    ],
-)
-def test_a_green_worker_that_waits_for_its_broker_is_found_out(module: str, waits: bool) -> None:
-    """By its main greenlet's frame: the thread's is that of whoever looks."""
-    greenlet = pytest.importorskip("greenlet")
-    code: dict[str, Any] = {"__name__": module}
-    exec("def wait(switch): switch()", code)  # noqa: S102
-    pool = type("TaskPool", (), {"__module__": "celery.concurrency.gevent"})()
-    adapters: list[pools.Pool] = []
-
-    def main() -> None:
-        adapters.append(pools.adapter(SimpleNamespace(pool=pool, controller=None)))
-        code["wait"](looker.switch)
-
-    looker = greenlet.getcurrent()
-    worker = greenlet.greenlet(main)
-    worker.switch()
-    assert adapters[0].hangs() is waits
-    worker.switch()
-
-
 def test_a_backend_for_progress_is_the_publishers_own_and_gives_up_early() -> None:
     """Not the app's, which children inherit; one try, two seconds, and no retry on top."""
     app = Celery("own", backend="redis://127.0.0.1:1/0", set_as_current=False)
@@ -646,23 +471,3 @@ def test_a_request_is_given_to_a_backend_as_celery_itself_does(app: Celery) -> N
     }
     assert (context.args, context.kwargs, context.hostname) == ((1, 2), {"a": 3}, "w1@h")
     assert context.delivery_info["routing_key"] == "q"
-
-
-def test_connections_of_a_backend_that_failed_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLAlchemy's, as Celery keeps them, and Django's of the calling thread."""
-    closed: list[str] = []
-    django = SimpleNamespace(connections=SimpleNamespace(close_all=lambda: closed.append("django")))
-    conf = SimpleNamespace(settings=SimpleNamespace(configured=True))
-    monkeypatch.setitem(sys.modules, "django.db", django)
-    monkeypatch.setitem(sys.modules, "django.conf", conf)
-    session = pytest.importorskip("celery.backends.database.session")
-    manager = session.SessionManager()
-    manager.forked = True  # then it keeps them
-    manager.create_session("sqlite://")
-    manager._engines["sqlite://"].dispose = lambda: closed.append("sqlalchemy")
-    cut_connections.forget_connections(SimpleNamespace(session_manager=manager, url="sqlite://"))
-    assert closed == ["django", "sqlalchemy"]
-    assert manager._engines == manager._sessions == {}
-    conf.settings.configured = False  # something has imported Django, and nothing uses it
-    cut_connections.forget_connections(SimpleNamespace())
-    assert closed == ["django", "sqlalchemy"]

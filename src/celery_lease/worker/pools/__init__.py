@@ -1,7 +1,7 @@
 """Adapters for each kind of pool: its slots, its running tasks, and its ways to end one.
 
 The adapter is chosen once. Read in Celery 5.5.3 and 5.7.0; a change of the internals that it uses
-fails ``tests/unit/worker/test_compat.py``.
+fails ``tests/unit/worker/test_pools.py``.
 """
 
 from __future__ import annotations
