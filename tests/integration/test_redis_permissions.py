@@ -14,7 +14,7 @@ import pytest
 from kombu import Connection
 
 from celery_lease import settings
-from celery_lease.brokers.redis import permissions
+from celery_lease.brokers.redis import permissions, rights as needed
 from celery_lease.brokers.redis.doctor import check
 from celery_lease.brokers.use import Use
 from celery_lease.cli.doctor.case import Case
@@ -249,7 +249,7 @@ def test_all_that_scripts_call_is_asked_for(probed: Any) -> None:
     for path in files("celery_lease.brokers.redis").iterdir():
         if path.name.endswith(".lua"):
             use = replace(USE, by_hand=path.name in {"list.lua", "move_dead_letter.lua"})
-            asked = {each[0] for each in permissions.rights_at_broker(probed, use).commands}
+            asked = {each[0] for each in needed.rights_at_broker(probed, use).commands}
             called = set(re.findall(r"(?:call\(|\{)'([A-Z]{3,})'", path.read_text()))
             assert called <= asked, path
             found += len(called)
@@ -261,12 +261,12 @@ def test_the_page_lists_what_is_asked_for(probed: Any) -> None:
     page = (Path(__file__).parents[2] / "docs" / "brokers.md").read_text()
     broker, results = (set(re.findall(r"\+\S+", each)) for each in PAGE_LINE.findall(page))
     use = replace(USE, by_hand=False)
-    assert broker == _granted(permissions.rights_at_broker(probed, use))
+    assert broker == _granted(needed.rights_at_broker(probed, use))
     (extra,) = re.findall(r"`(\+hscan[^`]*)`", page)
-    assert broker | set(extra.split()) == _granted(permissions.rights_at_broker(probed, USE))
+    assert broker | set(extra.split()) == _granted(needed.rights_at_broker(probed, USE))
     prefixes = ("celery-task-meta-", "celery-taskset-meta-")
-    assert results == _granted(permissions.rights_at_results(probed.pool, *prefixes))
+    assert results == _granted(needed.rights_at_results(probed.pool, *prefixes))
 
 
-def _granted(rights: permissions.Rights) -> set[str]:
+def _granted(rights: needed.Rights) -> set[str]:
     return {each for each in rights.line.split() if each[0] == "+"}

@@ -12,7 +12,8 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
 
 import celery_lease
 from celery_lease.core.stats import BOUNDS, standalone
-from celery_lease.observability.metrics import METRICS, WORKER, Kind, Metric, snapshots
+from celery_lease.observability.metrics import METRICS, WORKER, Kind, Metric
+from celery_lease.observability.snapshot import snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,7 +62,7 @@ def _instrument(meter: Meter) -> None:
 def _observer(metric: Metric) -> Callable[[CallbackOptions], Iterator[Observation]]:
     def observe(_: CallbackOptions) -> Iterator[Observation]:
         # A forked child, which may export too, has no worker.
-        for each in (each for each in snapshots() if each.reads(metric)):
+        for each in (each for each in snapshots() if each.reads(metric.name)):
             for values, value in metric.read(each):
                 labels = dict(zip((WORKER, *metric.labels), (each.worker, *values), strict=True))
                 yield Observation(value, labels)

@@ -21,7 +21,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from celery_lease.core.stats import BOUNDS
-from celery_lease.observability.metrics import METRICS, WORKER, Kind, Metric, Snapshot, snapshots
+from celery_lease.observability.metrics import METRICS, WORKER, Kind, Metric
+from celery_lease.observability.snapshot import Snapshot, snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,7 +48,8 @@ class LeaseCollector(Collector):
         """Read the workers of this process once for all metrics."""
         found = snapshots()
         return (
-            _family(metric, [each for each in found if each.reads(metric)]) for metric in FAMILIES
+            _family(metric, [each for each in found if each.reads(metric.name)])
+            for metric in FAMILIES
         )
 
     def describe(self) -> Iterator[Family]:

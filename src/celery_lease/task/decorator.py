@@ -26,7 +26,8 @@ from typing import (
 from celery import _state
 from celery.local import Proxy
 
-from celery_lease.task.task import LeasedTask, check_function, check_options, mixed_base
+from celery_lease.task.task import LeasedTask, check_options, mixed_base
+from celery_lease.task.wrapping import check_function
 
 P = ParamSpec("P")
 R = TypeVar("R")

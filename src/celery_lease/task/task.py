@@ -6,24 +6,21 @@ and callers: options, their checks, and the methods of Celery that a lease chang
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
-from celery.utils.functional import head_from_fun
 from celery.utils.imports import symbol_by_name
 
 from celery_lease import settings
 from celery_lease.core.faults import Fault
 from celery_lease.core.ticket import KEY as TICKET
 from celery_lease.settings import LeaseConfigError
-from celery_lease.task import keys, outcome, tracing
-from celery_lease.task.injection import Injection
+from celery_lease.task import keys, outcome, tracing, wrapping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
 #: The attributes that a leased task needs, and the rule in an error.
 NATURE = {
@@ -37,11 +34,6 @@ ALSO = "also from task_annotations,"
 
 #: The class that makes requests of messages: only Celery's own makes requests with a lease.
 STRATEGY = "Strategy"
-
-ASYNC_HINT = "call asyncio.run(...) in a plain function"
-
-#: Celery's hooks that run under the lease; all others run after it has ended.
-HOOKS = {"before_start": outcome.before_start, "on_retry": outcome.on_retry}
 
 #: The module of ``map`` and the like, which are leased tasks themselves.
 MAPPING = "celery_lease.task.mapping:"
@@ -79,14 +71,9 @@ class LeasedTask(Task):  # type: ignore[type-arg]  # not subscriptable when it r
             cls.__bases__ = (mixed_base(app.Task, name),)
         super().__init_subclass__(**kwargs)
         check_options({**vars(cls), STRATEGY: cls.Strategy}, name)
-        run = inspect.getattr_static(cls, "run")
-        if run is not Task.run and not getattr(run, "is_leased", False):
-            _lease_run(cls, run)
+        wrapping.wrap_run(cls)
         _check_key(cls, name)
-        for name, around in HOOKS.items():
-            hook = inspect.getattr_static(cls, name)
-            if inspect.isfunction(hook) and not getattr(hook, "is_leased", False):
-                _lease_hook(cls, hook, around)
+        wrapping.wrap_hooks(cls)
 
     @property
     def __trace__(self) -> Any:
@@ -260,29 +247,6 @@ def check_options(options: Mapping[str, Any], name: str) -> None:
     settings.check_task_options(lease, task=name)
 
 
-def check_function(function: object, name: str) -> None:
-    """Check that a call of the task's function does its work; *name* is the task's.
-
-    Raises:
-        LeaseConfigError: The call would only create a coroutine or a generator.
-    """
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        what, hint = "an async function, which no pool awaits", ASYNC_HINT
-    elif inspect.isgeneratorfunction(function):
-        what, hint = "a generator function, which no pool runs", "return a list instead of yielding"
-    else:
-        return
-    raise LeaseConfigError((Fault("run", function, what, hint),), f"task {name!r}")
-
-
-def _not_a_coroutine(result: Any, name: str) -> Any:
-    """Return a function's result; a coroutine, which a wrapper may return, is an error."""
-    if inspect.iscoroutine(result):
-        result.close()
-        raise TypeError(f"task {name} returned a coroutine, which no pool awaits; {ASYNC_HINT}")
-    return result
-
-
 def mixed_base(own: Any, name: str) -> Any:
     """Return a base class for leased tasks that also inherits from a task class.
 
@@ -319,56 +283,3 @@ def _own_request(cls: type[LeasedTask]) -> Any:
         return own
     module, _, name = own.rpartition(":" if ":" in own else ".")
     return getattr(sys.modules.get(module), name, own)
-
-
-def _lease_run(cls: type[LeasedTask], run: Any) -> None:
-    """Replace a class's ``run`` by a method that runs it under the lease, and hide the context."""
-    is_method = not isinstance(run, staticmethod)
-    function = run if inspect.isfunction(run) else getattr(run, "__func__", run)
-    check_function(function, vars(cls).get("name") or cls.__qualname__)
-    injection = Injection.of(function, skip_first=is_method)
-
-    @functools.wraps(function)
-    def leased(self: LeasedTask, *args: Any, **kwargs: Any) -> Any:
-        bound = functools.partial(function, self) if is_method else function
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return _not_a_coroutine(bound(*args, **kwargs), self.name)
-
-        return outcome.run(self, call, injection, args, kwargs)
-
-    # Tools read signatures from the wrapped function, where they would find the context.
-    leased.__signature__ = _as_method(injection.public)  # type: ignore[attr-defined]
-    leased.is_leased = True  # type: ignore[attr-defined]
-    cls.run = leased  # type: ignore[assignment, method-assign]
-    if "__header__" in cls.__dict__ and injection.name is not None:
-        # As Celery's type_checker() made it from the whole signature.
-        cls.__header__ = staticmethod(_header(function.__name__, injection.public))  # type: ignore[attr-defined]
-
-
-def _lease_hook(cls: type[LeasedTask], hook: Any, around: Callable[..., Any]) -> None:
-    """Replace one of Celery's hooks by *around*, which calls it."""
-    if hook is Task.before_start:  # Celery skips hooks that do nothing
-        return
-
-    @functools.wraps(hook)
-    def leased(self: LeasedTask, *args: Any, **kwargs: Any) -> Any:
-        return around(self, functools.partial(hook, self), *args, **kwargs)
-
-    leased.is_leased = True  # type: ignore[attr-defined]
-    setattr(cls, hook.__name__, leased)
-
-
-def _as_method(signature: inspect.Signature) -> inspect.Signature:
-    first = inspect.Parameter("_self", inspect.Parameter.POSITIONAL_ONLY)
-    return signature.replace(parameters=[first, *signature.parameters.values()])
-
-
-def _header(name: str, public: inspect.Signature) -> Callable[..., Any]:
-    """Create Celery's check of call arguments for the public signature."""
-
-    def stub() -> None: ...
-
-    stub.__name__ = name
-    stub.__signature__ = public  # type: ignore[attr-defined]
-    return head_from_fun(stub, bound=False)

@@ -138,13 +138,13 @@ def _lacking_at_results(app: Celery) -> tuple[str, str] | None:
         return None
     import redis  # noqa: PLC0415  (not with every broker)
 
-    from celery_lease.brokers.redis import client, permissions  # noqa: PLC0415  (they need it)
+    from celery_lease.brokers.redis import client, permissions, rights  # noqa: PLC0415  (Redis only)
 
     prefixes = [bytes_to_str(each) for each in (backend.task_keyprefix, backend.group_keyprefix)]
     theirs = backend.client.connection_pool
-    rights = permissions.rights_at_results(theirs, *prefixes)
+    needed = rights.rights_at_results(theirs, *prefixes)
     try:
-        return permissions.missing(client.pool_like(SimpleNamespace(pool=theirs)), rights)
+        return permissions.missing(client.pool_like(SimpleNamespace(pool=theirs)), needed)
     except (redis.ConnectionError, redis.TimeoutError) as exc:
         logger.debug("permissions at the result backend not looked up: %s", exc)
         return None

@@ -59,6 +59,6 @@ Plain messages are swept, too, by kombu's rule, so a channel with leases takes n
 own sweep; see :mod:`.plain`.
 
 Needs a server with ``ZMSCORE`` (Redis 6.2, any Valkey) and a user with the rights that
-:mod:`.permissions` lists. A full server does not refuse the scripts: a held message must be able to
+:mod:`.rights` lists. A full server does not refuse the scripts: a held message must be able to
 go back.
 """
