@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import _state
+from celery.worker import state
 
 from unit.fake_broker import Bench
 from unit.leased_runs import Delivery, make_app, sent
@@ -36,6 +37,14 @@ def _own_shared_tasks(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     _state._on_app_finalizers.clear()
     _state._on_app_finalizers.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _own_worker_state() -> Iterator[None]:
+    """Celery keeps the requests of a worker in its module: no test leaves some to the next one."""
+    yield
+    for each in (state.requests, state.reserved_requests, state.active_requests, state.revoked):
+        each.clear()
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ class Shutdown:
 
     def _is_stuck(self) -> bool:
         """Whether the worker only waits for a broker that has been silent for :data:`SILENCE`."""
-        if not self.pool.hangs():
+        if not (place := self.pool.hangs_in()):
             self._hangs_since = None
             return False
         now = self.leases.clock.now()
@@ -124,7 +124,8 @@ class Shutdown:
             self._hangs_since = now
         stuck = now - self._hangs_since >= SILENCE
         if stuck:
-            logger.critical("the broker has not answered for %g s: the worker exits", SILENCE)
+            text = "the broker has not answered for %g s: the worker exits (it waits in %s)"
+            logger.critical(text, SILENCE, place)
         return stuck
 
     def _flag(self, entry: LeaseEntry, flags: int) -> None:

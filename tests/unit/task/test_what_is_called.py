@@ -33,14 +33,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
-    """A delivery; no receiver and no request stays."""
+    """A delivery; no receiver stays."""
     play = Play(monkeypatch)
     sent(play.app)
     yield play
     for name in SIGNALS:
         getattr(signals, name).disconnect(dispatch_uid=name)
-    state.reserved_requests.clear()
-    state.revoked.clear()
 
 
 def succeeds(play: Play) -> None:

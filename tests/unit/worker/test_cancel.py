@@ -95,7 +95,6 @@ def test_a_cancelled_task_keeps_its_lease_while_it_cleans_up(bench: Bench) -> No
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_a_waiting_request_is_revoked_as_celery_does(app: Celery, *, scheduled: bool) -> None:
     """Result, event and acknowledgement now; nothing more when its time comes."""
-    state.reserved_requests.clear()  # Celery's, of this process: those of other tests
     bench = RequestBench(app, send_events=True)
     timer = Timer()
     timer.call_at(10**10, id, (bench.request,))

@@ -23,8 +23,6 @@ from unit.fake_broker import Bench as Worker
 from unit.leased_runs import make_app, message_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from celery_lease.worker.registry import LeaseRegistry
 
 LOST_TOO_OFTEN = 5  # the default of lease_max_deliveries
@@ -79,13 +77,6 @@ class Bench:
     def is_settled(self) -> bool:
         """Tell whether Celery knows no more of the request and its place is free."""
         return self.request not in state.reserved_requests and self.acked.called
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """Leave no request behind in the worker's lists."""
-    yield
-    state.reserved_requests.clear()
 
 
 def test_a_message_that_was_lost_less_often_is_run() -> None:

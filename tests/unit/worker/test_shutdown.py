@@ -48,11 +48,11 @@ class Pool:
         self.ended: list[str] = []
         self.left = 0
         self.failures = 0
-        self.hangs = False
+        self.hangs_in = ""
 
     def adapter(self) -> Any:
         return SimpleNamespace(
-            end=self._end, leave=self._leave, hangs=lambda: self.hangs, failed=self._fail
+            end=self._end, leave=self._leave, hangs_in=lambda: self.hangs_in, failed=self._fail
         )
 
     def _end(self, held: LeaseEntry, release: Callable[[], None]) -> bool:
@@ -313,27 +313,30 @@ def test_the_worker_leaves_once_all_are_gone_if_a_task_could_only_be_disowned() 
     assert bench.pool.left == 1
 
 
-def test_a_worker_without_tasks_leaves_a_broker_that_is_silent(bench: Stopping) -> None:
+def test_a_worker_without_tasks_leaves_a_broker_that_is_silent(
+    bench: Stopping, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its main loop waits for an answer that does not come; one that comes ends the count."""
     bench.stop()
-    bench.pool.hangs = True
+    bench.pool.hangs_in = "amqp.channel.close, line 7"
     bench.look()
     bench.look(SILENCE - 1)
-    bench.pool.hangs = False
+    bench.pool.hangs_in = ""
     bench.look()
-    bench.pool.hangs = True
+    bench.pool.hangs_in = "amqp.channel.close, line 7"
     bench.look()
     bench.look(SILENCE - 1)
     assert bench.pool.left == 0
     bench.look(1.0)
     assert bench.pool.left == 1
+    assert "it waits in amqp.channel.close, line 7" in caplog.text
 
 
 def test_a_worker_with_a_task_waits_for_it_and_not_for_the_broker(bench: Stopping) -> None:
     """The task has its time, whatever the main loop waits for."""
     bench.run(policy=PATIENT)
     bench.stop()
-    bench.pool.hangs = True
+    bench.pool.hangs_in = "amqp.channel.close, line 7"
     for _ in range(4):
         bench.look(SILENCE / 2)
     assert bench.pool.left == 0

@@ -48,7 +48,7 @@ class Stage(Bench):
         consumer.controller = self.worker
         self.pool, self.consumer = pool, consumer
         adapter: Any = pools.adapter(consumer)
-        adapter.end, adapter.hangs = lambda _, __: True, lambda: False
+        adapter.end, adapter.hangs_in = lambda _, __: True, lambda: ""
         adapter.leave = adapter.failed = lambda: None
         self.shutdown = Shutdown(self.leases, adapter)
         self.leases.hurry = self.shutdown.hurry

@@ -82,9 +82,9 @@ class Pool:
         if isinstance(self._controller, Worker) and not self.runs_plain_tasks():
             self._leave_now()
 
-    def hangs(self) -> bool:
-        """Whether no plain task runs and the main thread waits for the broker."""
-        return not self.runs_plain_tasks() and _waits_for_broker(self._main_frame())
+    def hangs_in(self) -> str:
+        """Return where the main thread waits for the broker; "": nowhere, or plain tasks run."""
+        return "" if self.runs_plain_tasks() else _waits_for_broker(self._main_frame())
 
     def failed(self) -> None:
         """Set the worker's exit code to a failure: tasks had to be ended."""
@@ -115,9 +115,10 @@ def _active_leases() -> list[Any]:
             return [getattr(each, "lease", None) for each in state.active_requests]
 
 
-def _waits_for_broker(frame: FrameType | None) -> bool:
+def _waits_for_broker(frame: FrameType | None) -> str:
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith(WAITS_FOR_BROKER):
-            return True
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(WAITS_FOR_BROKER):
+            return f"{module}.{frame.f_code.co_name}, line {frame.f_lineno}"
         frame = frame.f_back
-    return False
+    return ""
