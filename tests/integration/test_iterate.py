@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from harness.workers import WorkerOptions
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from harness.ledger import Ledger
     from harness.setup import Setup
     from harness.workers import WorkerFleet
@@ -18,6 +21,16 @@ pytestmark = pytest.mark.compat
 OPTIONS = WorkerOptions(module="harness.app_checkpoints")
 LEASE = {"lease_extension": 3, "lease_reaper_interval": 1}
 ROWS = [*range(1, 41)]
+
+
+@pytest.fixture(params=["valkey", "pgmq"])
+def setup(request: pytest.FixtureRequest, setup: Setup, tmp_path: Path) -> Setup:
+    """Checkpoints at a result backend on Valkey, and at a pgmq broker."""
+    if request.param == "valkey":
+        return setup
+    database = request.getfixturevalue("postgres").fresh_database()
+    results = f"db+sqlite:///{tmp_path / 'results.sqlite'}"
+    return replace(database.setup(), backend=results).having(worker_enable_remote_control=False)
 
 
 def rows_of(ledger: Ledger, task_id: str) -> list[int]:

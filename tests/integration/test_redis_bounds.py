@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+from celery_lease.brokers.checkpoints import FENCE_KEPT
 from celery_lease.brokers.redis import driver as redis_driver
-from celery_lease.brokers.redis.checkpoint import FENCE_KEPT, RedisCheckpoints
+from celery_lease.brokers.redis.checkpoint import RedisCheckpoints
 from celery_lease.brokers.redis.sweeps import ROUNDS
 from celery_lease.core.delivery import Answer, Renewal
 

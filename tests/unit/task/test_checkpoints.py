@@ -444,7 +444,7 @@ def test_no_place_for_checkpoints_is_one_clear_error() -> None:
         with pytest.raises(CheckpointError) as caught:
             find(app_with(backend), "id")
         assert "checkpoint of task id: no place to keep it: result backend" in str(caught.value)
-        assert "broker 'memory' is not Redis; set result_backend" in str(caught.value)
+        assert "broker 'memory' is neither Redis nor pgmq; set result_backend" in str(caught.value)
 
 
 def test_an_operator_looks_and_changes_nothing(

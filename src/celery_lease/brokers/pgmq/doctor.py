@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.rows import dict_row
 
+from celery_lease.brokers.pgmq.checkpoint import CREATE, GRANT, TABLE
 from celery_lease.brokers.pgmq.connections import CONNECT_TIMEOUT
 from celery_lease.brokers.pgmq.names import LONGEST, unfit_name
 from celery_lease.core.clock import SystemClock
@@ -52,6 +53,14 @@ FROM pgmq.meta LEFT JOIN pg_class
     ON relname = 'q_' || lower(queue_name) AND relnamespace = 'pgmq'::regnamespace
 """
 
+_CHECKPOINTS = """
+SELECT quote_ident(current_user) AS user, CASE
+    WHEN to_regclass(%(table)s) IS NULL THEN has_schema_privilege('pgmq', 'CREATE')
+    ELSE (SELECT bool_and(has_table_privilege(to_regclass(%(table)s), privilege))
+        FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege)
+END AS is_ours
+"""
+
 
 def clock(case: Examined) -> Offset | None:
     """Return the difference between the server's clock and this host's."""
@@ -78,6 +87,8 @@ def check(case: Examined) -> Iterator[Finding]:
             )
         else:
             yield from _queues(case, queues)
+            (facts,) = connection.execute(_CHECKPOINTS, {"table": TABLE})
+            yield _checkpoints(facts)
 
 
 @contextmanager
@@ -191,6 +202,18 @@ def _queues(case: Examined, rows: list[dict[str, Any]]) -> Iterator[Finding]:
             )
         else:
             yield ok("pgmq.queue", f"queue {name} is an ordinary one")
+
+
+def _checkpoints(facts: dict[str, Any]) -> Finding:
+    if facts["is_ours"]:
+        return ok("pgmq.checkpoints", f"this user may keep checkpoints in {TABLE}")
+    return notice(
+        "pgmq.checkpoints",
+        f"this user may not create or use {TABLE}",
+        "context.checkpoint() and context.iterate() raise CheckpointUnavailable, unless the result "
+        "backend keeps checkpoints.",
+        f"As a user who may: {CREATE}; {GRANT} {facts['user']}",
+    )
 
 
 def _names(case: Examined, queue: str) -> Iterator[Finding]:

@@ -30,6 +30,7 @@ from celery_lease.core.words import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from celery_lease.brokers.pgmq.checkpoint import PgmqCheckpoints
     from celery_lease.brokers.pgmq.fence import ReceivedMessage
     from celery_lease.core.clock import Clock
     from celery_lease.core.findings import Doctor
@@ -57,7 +58,13 @@ class PgmqDriver(VirtualDriver):
     """Leases in one database. Thread-safe; not for use across a fork."""
 
     capabilities = Capabilities(
-        extends=True, fences=True, confirms=True, granularity=1e-6, dead_letters=True, records=True
+        extends=True,
+        fences=True,
+        confirms=True,
+        granularity=1e-6,
+        dead_letters=True,
+        records=True,
+        checkpoints=True,
     )
     channel_class = Leasing
     visibility_timeout = 1800.0
@@ -105,6 +112,19 @@ class PgmqDriver(VirtualDriver):
     def unfit_name(cls, connection: Any, queue: str) -> str:
         """Return the reason why pgmq does not allow a queue's name; "": it does."""
         return pgmq_names.unfit_name(connection, queue)
+
+    @classmethod
+    def bound(cls, connection: Any, seconds: float) -> None:
+        """Set the longest wait of kombu's pool to *seconds*; by default it is 30 s."""
+        bounds = {"pool_timeout": seconds}
+        connection.transport_options = {**bounds, **(connection.transport_options or {})}
+
+    @classmethod
+    def checkpoints(cls, channel: Any, expires: int) -> PgmqCheckpoints:
+        """Store checkpoints in the database of a *channel*."""
+        from celery_lease.brokers.pgmq import checkpoint  # noqa: PLC0415  (few workers need it)
+
+        return checkpoint.connect(channel, expires)
 
     @classmethod
     def doctor(cls) -> Doctor:

@@ -12,20 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
+from celery_lease.brokers.checkpoints import FENCE_KEPT, kept
 from celery_lease.brokers.redis.client import Lines, pool_like
 from celery_lease.brokers.redis.keys import Keys
 from celery_lease.brokers.redis.refusals import is_replica
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-#: Seconds that a checkpoint is kept after its last save while the task may go on, even if results
-#: expire sooner: the next run may wait in a queue, or save seldom.
-LEAST_KEPT = 86400
-
-#: Seconds that the fence stays after a success. A former holder is ended when its lease expires;
-#: only one that is paused as a whole, with its worker, comes back later than this.
-FENCE_KEPT = 600
 
 
 class RedisCheckpoints:
@@ -43,7 +36,7 @@ class RedisCheckpoints:
         """*key* makes the full key of a task id; both times are seconds, 0 for never."""
         self.name = name
         self._key = key
-        self._expires = expires
+        self._kept = kept(expires)
         self._failure_expires = failure_expires
         self._lines = Lines(pool)
         self._script = self._lines.client.register_script(_source())
@@ -68,10 +61,6 @@ class RedisCheckpoints:
     def retire(self, task_id: str, token: int) -> bool:
         """Let the text expire with a failed result; False as in :meth:`save`."""
         return self._run("retire", task_id, token, self._failure_expires)[0]
-
-    @property
-    def _kept(self) -> int:
-        return max(self._expires, LEAST_KEPT) if self._expires else 0
 
     def _run(self, command: str, task_id: str, *args: Any) -> tuple[bool, str | bytes | None]:
         """Run the script; once more if the connection broke, as every command may be repeated."""

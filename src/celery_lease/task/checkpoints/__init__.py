@@ -9,21 +9,21 @@ id. It is removed once the task's success is stored. A task that replaces it by 
 the same id and another name, and does not see it.
 
 Its store (:mod:`.stores`) is the result backend if that is a key-value store that other workers
-reach, else a Redis broker; without either :class:`CheckpointError` is raised.
+reach, else a broker on Redis or pgmq; without either :class:`CheckpointError` is raised.
 
 Its fence: each stored checkpoint has the fencing token of the run that saved it, and a run with a
-smaller token is refused, which is ``LeaseLost`` in that run. On Redis the comparison and the write
-are one step, reading ``restored`` fences, too, and after a success the token stays for ten minutes.
-In other stores they are two steps: a run that lost its lease and is paused exactly between them may
-replace the checkpoint of the new holder by its own older one. A later run then repeats work, at
-most back to there; the new holder's next checkpoint repairs it.
+smaller token is refused, which is ``LeaseLost`` in that run. On Redis and pgmq the comparison and
+the write are one step, reading ``restored`` fences, too, and after a success the token stays for
+ten minutes. In other stores they are two steps: a run that lost its lease and is paused exactly
+between them may replace the checkpoint of the new holder by its own older one. A later run then
+repeats work, at most back to there; the new holder's next checkpoint repairs it.
 
-Its time limits: on Redis 5 seconds for an answer and as much again after a broken connection; in
-other stores those of their backend.
+Its time limits: on Redis and pgmq 5 seconds for an answer and as much again after a broken
+connection; in other stores those of their backend.
 
-Its expiry: that of results, ``result_expires`` after it was saved; on Redis it outlives a shorter
-``result_expires`` by up to a day until the task has failed for good. A file-system backend removes
-it in ``celery.backend_cleanup``, like results.
+Its expiry: that of results, ``result_expires`` after it was saved; on Redis and pgmq it outlives a
+shorter ``result_expires`` by up to a day until the task has failed for good. A file-system backend
+removes it in ``celery.backend_cleanup``, like results; on pgmq later writes delete expired rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The stores of checkpoints: key-value result backends, files, and Redis.
+"""The stores of checkpoints: key-value result backends, files, and the brokers Redis and pgmq.
 
 The result backend has the connection, its security and the prefixes; only its key-value operations
 are used. Redis is the exception: the client library is used directly, with a limit in seconds for
-an answer, and a comparison that is one step with the write.
+an answer, and a comparison that is one step with the write. So it is on pgmq.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SUFFIX = ".checkpoint"
 
 BROKER = "broker"
+#: Longest wait for the broker until its store is found, in seconds.
+CONNECT_TIMEOUT = 5.0
 
 
 class Store(Protocol):
@@ -176,6 +178,7 @@ def _of_broker(app: Celery) -> Store | None:
             driver = brokers.driver_class(connection.transport.driver_type)
             if not driver.capabilities.checkpoints:
                 return None
+            driver.bound(connection, CONNECT_TIMEOUT)
             expires = int(app.backend.prepare_expires(None, type=int) or 0)
             # channel() tries once; default_channel would retry until the broker is back.
             stores[BROKER] = driver.checkpoints(connection.channel(), expires)
@@ -187,8 +190,8 @@ def _nowhere(backend: Any, app: Celery) -> str:
         broker = connection.transport.driver_type
     return (
         f"no place to keep it: result backend {type(backend).__name__} is no key-value store that "
-        f"other workers reach, and broker {broker!r} is not Redis; set result_backend to one, "
-        "such as redis://"
+        f"other workers reach, and broker {broker!r} is neither Redis nor pgmq; set result_backend "
+        "to one, such as redis://"
     )
 
 
