@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.brokers import RedisServer
+    from harness.rabbitmq import RabbitServer
 
 #: A port where nobody listens, neither a broker nor a worker's health endpoint.
 CLOSED = 1
@@ -63,6 +64,26 @@ def test_a_broker_that_is_away_is_told_in_one_line(nobody: Shell, command: str) 
     assert line.startswith("Error: broker redis://")
     assert f"127.0.0.1:{CLOSED}/0 does not answer: " in line
     assert "Connection refused. Is it running, and is broker_url right?" in line
+
+
+def test_a_broker_that_refuses_its_user_is_not_said_to_be_away(
+    own_valkey: RedisServer, rabbitmq: RabbitServer
+) -> None:
+    """It answers: the line has its reason, and what to correct."""
+    own_valkey.client().execute_command("ACL", "SETUSER", "somebody", "on", ">secret", "+@all")
+    for url in (
+        f"redis://somebody:guess@127.0.0.1:{own_valkey.port}/0",
+        f"amqp://guest:guess@127.0.0.1:{rabbitmq.port}//",
+        f"amqp://guest:guest@127.0.0.1:{rabbitmq.port}/nowhere",
+    ):
+        with Setup(url).app() as app:
+            done = Shell(app).result("status")
+            assert done.exit_code == 69
+            (line,) = done.output.splitlines()
+            assert " refuses: " in line
+            assert line.endswith("Are user, password and virtual host in broker_url right?")
+            assert "guess" not in line
+            assert "Correct broker_url" in Shell(app).fails("doctor")
 
 
 def test_what_does_not_need_the_broker_goes_on_without_it(nobody: Shell) -> None:

@@ -250,6 +250,9 @@ def test_the_consumer_timeout_of_rabbitmq_is_held_against_the_leases(
         {"x-queue-type": "quorum", "x-consumer-timeout": 50_000_000},
         lease_extension=120,
     )
+    wrong = look(setup.having(broker_transport_options={"consumer_timeout": "30m"}))
+    assert worst(wrong)["rabbitmq.consumer_timeout"] == "error"
+    assert "is '30m'" in about(wrong, "rabbitmq.consumer_timeout")
     found = look(long)
     assert worst(found)["rabbitmq.consumer_timeout"] == "ok"
     assert worst(found)["rabbitmq.deliveries"] == "warning"

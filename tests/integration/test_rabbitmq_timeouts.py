@@ -10,6 +10,7 @@ import pytest
 from harness.at_once import Stages, at_once
 from harness.rabbitmq import with_queue
 from harness.stage import RabbitStage, rabbit_stage
+from harness.workers import WorkerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +52,19 @@ def test_a_lease_ends_before_the_consumer_timeout(stage: RabbitStage) -> None:
     assert stage.ledger.count("start", fine.id) == 1
     assert f"leases of queue {stage.queue} end after 6 s" in worker.log
     assert "PRECONDITION_FAILED" not in worker.log
+
+
+@at_once
+def test_a_consumer_timeout_that_is_no_number_is_refused_at_the_start(stage: RabbitStage) -> None:
+    """In one line with its value and what to set; no message is touched."""
+    wrong = {"consumer_timeout": "30m"}
+    setup = stage.rabbitmq.setup(stage.queue, broker_transport_options=wrong)
+    options = WorkerOptions(module="harness.app_leased", queues=stage.queue)
+    worker = stage.fleet.launch(setup, options)
+    assert worker.wait(30) == 1
+    line = "worker not started: broker_transport_options['consumer_timeout'] is '30m'. Set it to"
+    assert worker.log.count(line) == 1
+    assert "Traceback" not in worker.log
 
 
 @at_once

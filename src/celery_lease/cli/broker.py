@@ -37,13 +37,21 @@ class BrokerAway(click.ClickException):
     """The broker cannot be reached, or does not answer."""
 
     exit_code = EX_UNAVAILABLE
+    verb, question = "does not answer", "Is it running, and is broker_url right?"
+    remedy = "Start it, or correct broker_url; on another host, look at the network between."
 
     def __init__(self, connection: Any, reason: object) -> None:
-        super().__init__(
-            f"broker {address_of(connection)} does not answer: "
-            f"{said_of(connection, reason).rstrip('.')}. Is it running, and is broker_url right?"
-            f"{hint()}"
-        )
+        said = said_of(connection, reason).rstrip(".")
+        what = f"broker {address_of(connection)} {self.verb}: {said}"
+        super().__init__(f"{what}. {self.question}{hint()}")
+
+
+class BrokerRefuses(BrokerAway):
+    """The broker answers, and refuses the user of the connection."""
+
+    verb = "refuses"
+    question = "Are user, password and virtual host in broker_url right?"
+    remedy = "Correct broker_url, or give its user the rights at the broker."
 
 
 def hint() -> str:
@@ -83,6 +91,7 @@ def reached(connection: Any) -> Iterator[Any]:
 
     Raises:
         BrokerAway: It cannot be reached, or does not answer for 5 s.
+        BrokerRefuses: It refuses the user, the password or the database.
         BrokerUnfit: It lacks a requirement of leases.
     """
     driver = brokers.driver_class(connection.transport.driver_type)
@@ -94,7 +103,7 @@ def reached(connection: Any) -> Iterator[Any]:
         except BrokenPipeError:
             raise  # of the reader of stdout
         except _errors_of(connection) as exc:
-            raise BrokerAway(connection, exc) from exc
+            raise (BrokerRefuses if driver.refuses(exc) else BrokerAway)(connection, exc) from exc
         except Exception as exc:
             if unfit := driver.unfit(exc):
                 raise BrokerUnfit(*unfit) from exc

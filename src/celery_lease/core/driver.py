@@ -49,6 +49,8 @@ class Driver(ABC):
     unaskable: ClassVar[str] = ""
     #: What is unknown about leases if their worker does not answer; "": the usual sentence.
     unrecorded: ClassVar[str] = ""
+    #: The client's errors for a user, a password or a virtual host that the broker refuses.
+    login_errors: ClassVar[tuple[type[BaseException], ...]] = ()
     #: How to look up a message, with ``{id}`` for its task's id; "": there is no way.
     lookup: ClassVar[str] = ""
     #: The effect of a wrong clock on a worker's host.
@@ -71,6 +73,13 @@ class Driver(ABC):
         """Return the reason and the remedy for an error that needs a change at the broker."""
         del exc
         return None
+
+    @classmethod
+    def refuses(cls, exc: BaseException | None) -> bool:
+        """Whether an error, or its cause, is one of :attr:`login_errors`."""
+        while exc is not None and not isinstance(exc, cls.login_errors):
+            exc = exc.__cause__ or exc.__context__
+        return exc is not None
 
     @classmethod
     def unfit_name(cls, connection: Any, queue: str) -> str:

@@ -9,7 +9,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from celery_lease.brokers.amqp.limits import ARGUMENT, LIMIT, OPTION, Limit, consumer_timeout
+from celery_lease.brokers.amqp.limits import (
+    ARGUMENT,
+    LIMIT,
+    OPTION,
+    Limit,
+    consumer_timeout,
+    faulty_option,
+)
 from celery_lease.core.findings import Finding, error, notice, ok, warning
 from celery_lease.core.words import plain
 
@@ -37,6 +44,11 @@ def check(case: Examined) -> Iterator[Finding]:
             "The server does not notice that a worker's host is gone: its messages stay held.",
             "Set broker_heartbeat, 120 by default.",
         )
+    if fault := faulty_option(case.app.conf.broker_transport_options or {}):
+        what, remedy = fault
+        why = "A worker with leases does not start: how long it may keep a message is not known."
+        yield error("rabbitmq.consumer_timeout", what, why, f"{remedy}.")
+        return
     for name in case.queues:
         yield from _queue(case, name)
     yield from _plain_tasks(case)

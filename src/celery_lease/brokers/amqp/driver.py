@@ -8,7 +8,7 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from amqp.exceptions import AMQPError
+from amqp.exceptions import AccessRefused, AMQPError, NotAllowed
 from kombu.exceptions import OperationalError
 from kombu.transport import pyamqp
 
@@ -17,6 +17,7 @@ from celery_lease.brokers.amqp.counts import Counts
 from celery_lease.brokers.amqp.dead import AmqpDeadLetters
 from celery_lease.brokers.amqp.delivery import Delivery
 from celery_lease.brokers.amqp.frames import is_cut
+from celery_lease.brokers.amqp.limits import faulty_option
 from celery_lease.brokers.amqp.reader import reader_of
 from celery_lease.brokers.amqp.tokens import Tokens
 from celery_lease.brokers.losses import Losses
@@ -57,6 +58,7 @@ class AmqpDriver(Driver):
         outlives=False,
     )
     label = "RabbitMQ"
+    login_errors = (AccessRefused, NotAllowed)
     unrecorded = (
         "RabbitMQ does not say which messages are held, or by whom: what a worker holds that does "
         "not reply is known only from what it said before"
@@ -94,6 +96,12 @@ class AmqpDriver(Driver):
             return connection
 
         return cls(clock or SystemClock(), dial)
+
+    @classmethod
+    def lacking(cls, channel: Any, use: Any) -> tuple[str, str] | None:
+        """Return the fault of the transport option ``consumer_timeout``, and the remedy."""
+        del use
+        return faulty_option(channel.connection.client.transport_options or {})
 
     @classmethod
     def will_pass(cls, exc: BaseException) -> bool:

@@ -12,9 +12,11 @@ from __future__ import annotations
 import logging
 import math
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from celery_lease.brokers.amqp.counts import HEADER
+from celery_lease.core.faults import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -49,7 +51,19 @@ def consumer_timeout(options: Mapping[str, Any], arguments: Iterable[Mapping[str
     for each in arguments:
         if ARGUMENT in each:
             return float(each[ARGUMENT]) / 1000
-    return min(_reported, default=float(options.get(OPTION, DEFAULT) or math.inf))
+    return min(_reported, default=float(options.get(OPTION, DEFAULT) or 0) or math.inf)
+
+
+def faulty_option(options: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return what is wrong with the transport option, and the remedy; None: nothing is."""
+    value = options.get(OPTION, DEFAULT)
+    with suppress(TypeError, ValueError):
+        if value is None or float(value) >= 0:
+            return None
+    return (
+        f"broker_transport_options['{OPTION}'] is {shown(value)}",
+        "Set it to the server's consumer_timeout in seconds; 0: the server has none",
+    )
 
 
 def learn(text: str) -> bool:

@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kombu.utils.encoding import bytes_to_str
+from redis.exceptions import AuthenticationError
 
 from celery_lease.brokers.qos import VirtualDriver
 from celery_lease.brokers.redis import (
@@ -73,6 +74,7 @@ class RedisDriver(VirtualDriver):
         keys=True,
     )
     channel_class = channels.Leasing
+    login_errors = (AuthenticationError,)
     visibility_timeout = 3600.0
     mixed_timeouts = (
         "On Redis every process that reads from the database returns plain messages that are held "

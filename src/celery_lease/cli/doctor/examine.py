@@ -141,7 +141,7 @@ def _away(exc: BrokerAway) -> Finding:
         "broker.reached",
         " ".join(exc.message.split()),
         "Neither the broker nor the workers were checked.",
-        "Start it, or correct broker_url; on another host, look at the network between.",
+        exc.remedy,
     )
 
 

@@ -15,6 +15,7 @@ from celery_lease.brokers.amqp.limits import (
     OPTION,
     Limit,
     consumer_timeout,
+    faulty_option,
     learn,
     spends_budget,
 )
@@ -70,6 +71,27 @@ def test_the_nearest_word_on_the_consumer_timeout_counts(
 ) -> None:
     """The consumer's argument, the queue's, the option, the server's default."""
     assert consumer_timeout(options, arguments) == seconds
+
+
+@pytest.mark.parametrize(
+    ("value", "is_faulty"),
+    [
+        (1800, False),
+        ("90", False),
+        (0, False),
+        (None, False),
+        ("30m", True),
+        (-1, True),
+        ([], True),
+    ],
+)
+def test_a_consumer_timeout_that_is_no_number_of_seconds_is_named(
+    value: object, *, is_faulty: bool
+) -> None:
+    """With its value, and what to set."""
+    fault = faulty_option({OPTION: value})
+    assert (fault is not None) is is_faulty
+    assert fault is None or repr(value) in fault[0]
 
 
 @pytest.mark.parametrize(("timeout", "longest"), [(1800, 1740), (9, 6), (math.inf, math.inf)])
