@@ -16,6 +16,8 @@ from celery_lease.core.keys import Verdict
 from celery_lease.core.ticket import Ticket
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery.worker.request import Request
 
     from celery_lease.board import Board, Slot
@@ -87,6 +89,9 @@ class LeaseEntry:
     storing_since: float = 0.0  #: when the keeper first saw that its outcome was being stored
     storing_logged: bool = False  #: a warning of slow storing was logged
     ending: Ending | None = None  #: the way in which it left this worker
+    #: Releases its message, once the process that this worker kills is gone. The keeper's thread
+    #: sets it before the kill; whichever thread learns of the end first calls it.
+    release: Callable[[], None] | None = None
     exclusive: Exclusive | None = None  #: the key that its task needs
     holds_key: bool = False  #: the task has its key; under the lock
     takes_key: bool = False  #: the broker is being asked for the key; under the lock

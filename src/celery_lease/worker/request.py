@@ -207,7 +207,7 @@ class LeasedRequest(Request):
         if isinstance(exc, MemoryError) and self.lease is not None:
             exc_info = poison.survivable(exc_info, exc, stored=return_ok)
             exc = exc_info.exception
-        if not return_ok and self._ended_before(exc):
+        if not return_ok and (self._ended_before(exc) or self._was_killed(exc)):
             return
         self.ending = _ending(exc)
         if self.lease is not None and self.ending.is_loss:
@@ -368,6 +368,18 @@ class LeasedRequest(Request):
         text = "task %s[%s] was over, its hooks were not: %s"
         logger.warning(text, self.name, self.id, what, extra=lease.fields(self))
         self.end(lambda _: None)
+        return True
+
+    def _was_killed(self, exc: BaseException) -> bool:
+        """Release the message of a process that this worker has killed; False: it did not.
+
+        To Celery that is a revoke (``Terminated``), to be stored and acknowledged.
+        """
+        entry = self.lease.entry if self.lease is not None else None
+        release = entry.release if entry is not None else None
+        if release is None or not isinstance(exc, (Terminated, WorkerLostError)):
+            return False
+        self.end(lambda _: release())
         return True
 
     def _drop(self, lease: LeaseHandle) -> None:

@@ -15,7 +15,8 @@ it runs the task. So nothing here relies on it: the outcomes of tasks are read f
 acknowledged from here, and tasks without an outcome are ended from here.
 
 State: ``_before`` is set once, by the first to notice (a signal handler, a remote command, the
-main loop); everything else is touched by the keeper's thread only.
+main loop), and ``_forced`` by whichever thread learns first that a task was ended; everything else
+is touched by the keeper's thread only.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from billiard.pool import LaxBoundedSemaphore, Pool
 from celery.concurrency import ALIASES, get_implementation, prefork
-from celery.worker import state
 
 from celery_lease.worker import pools
 
@@ -96,11 +95,8 @@ def test_a_pool_of_processes_without_the_event_loop_waits_for_one_at_its_lock() 
         ("celery.concurrency.gevent", False),
     ],
 )
-def test_a_green_worker_that_waits_for_its_broker_is_found_out(
-    module: str, waits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_green_worker_that_waits_for_its_broker_is_found_out(module: str, waits: bool) -> None:
     """By its main greenlet's frame: the thread's is that of whoever looks."""
-    monkeypatch.setattr(state, "active_requests", set())  # other tests leave some until collected
     greenlet = pytest.importorskip("greenlet")
     code: dict[str, Any] = {"__name__": module}
     exec("def wait(switch): switch()", code)  # noqa: S102

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
@@ -28,6 +29,7 @@ from celery_lease.core.ticket import Ticket
 from celery_lease.task.outcome import Discarded, HandedOver, NotStored, OutOfReach
 from celery_lease.worker.entries import Ending, LeaseHandle
 from celery_lease.worker.intake import Intake
+from celery_lease.worker.pools.prefork import Prefork
 from celery_lease.worker.request import LeasedRequest
 from unit.fake_broker import Bench as LeaseBench
 from unit.leased_runs import make_app, message_of
@@ -35,6 +37,8 @@ from unit.leased_runs import make_app, message_of
 if TYPE_CHECKING:
     from celery import Celery, Task
 
+#: The number of no process.
+NOBODY = 2**22 + 1
 COMPLETED, DROPPED, HELD = "completed", "dropped", "held"
 RELEASED, LOST = "released", "released as a loss"
 
@@ -238,6 +242,25 @@ def test_every_end_settles_the_lease(
     bench.failed(exc, stored=stored)
     assert bench.leases.end == end
     assert not bench.is_open()
+
+
+@pytest.mark.parametrize("exc", [Terminated(9), WorkerLostError("signal 9 (SIGKILL)")])
+def test_a_task_that_its_worker_killed_is_no_revoked_one(app: Celery, exc: Exception) -> None:
+    """The main loop may learn of the end before the keeper, and releases the message as it would.
+
+    Failed before: Celery stored REVOKED, and acknowledged a message that was to run again.
+    """
+    worker = LeaseBench()
+    held = worker.run("tag", pid=NOBODY)
+    bench = Bench(app, send_events=True)
+    bench.request.lease = LeaseHandle(worker.leases, "tag", 1, held)
+    pool: Any = SimpleNamespace(terminate_job=lambda *_: bench.failed(exc))
+    adapter: Any = SimpleNamespace(celery_pool=pool)
+    assert Prefork.end(adapter, held, lambda: worker.leases.requeue(["tag"]))
+    assert (worker.driver.sent("complete"), worker.driver.sent("requeue")) == ([], ["tag"])
+    assert (bench.events, bench.state) == ([], "PENDING")
+    assert not bench.is_open()
+    worker.leases.close()
 
 
 def test_a_time_limit_that_is_to_requeue_counts_as_a_loss(app: Celery) -> None:

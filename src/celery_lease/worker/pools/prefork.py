@@ -36,6 +36,7 @@ class Prefork(Pool):
     def end(self, entry: LeaseEntry, release: Callable[[], None]) -> bool:
         """Kill the task's process, and release the message after its end."""
         gone = False
+        entry.release = release
         if entry.pid is not None:
             self.celery_pool.terminate_job(entry.pid, signal.SIGKILL)
             gone = is_gone(entry.pid, DEATH)
