@@ -154,10 +154,10 @@ def _claim(driver: Any, deliveries: Sequence[Delivery]) -> list[Any]:
             for each in deliveries:
                 text = f"[{each.payload}{each.suffix}"
                 args = [each.tag, text, terms.seconds, each.record(terms), each.arrival, ""]
-                driver._scripts["claim"](keys=keys, args=args, client=pipe)
+                driver.server._scripts["claim"](keys=keys, args=args, client=pipe)
             return [token for token, *_ in pipe.execute()]
 
-    return list(driver.call(command))
+    return list(driver.server.call(command))
 
 
 def _held(leases: LeaseRegistry, delivery: Delivery, token: int, asked_at: float) -> LeaseEntry:

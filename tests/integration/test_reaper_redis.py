@@ -126,7 +126,8 @@ def test_an_expired_lease_is_no_plain_message_however_old(bench: Bench, reaper: 
     loser.receive(2)
     loser.stop()
     time.sleep(1.3)
-    assert [each.leased for each in reaper.driver._sweep(10)] == [False]
+    driver = reaper.driver
+    assert [each.leased for each in driver._sweeps.reap_plain(10, driver._plain)] == [False]
     assert [each.leased for each in reaper.driver.reap(limit=10)] == [True]
 
 

@@ -140,7 +140,7 @@ def test_of_equal_letters_one_is_moved_and_it_is_the_oldest(bench: Bench, client
     """Two may have the same text, as after a dead letter was copied by hand."""
     client.lpush("q.dead", b"A", b"B", b"A")
     client.sadd("unacked.dead", "q.dead")
-    assert bench.desk().driver.move_dead_letter("q.dead", "q.dead", "q", b"A", "sent back")
+    assert bench.desk().driver.dead_letters().move("q.dead", "q.dead", "q", b"A", "sent back")
     assert client.lrange("q.dead", 0, -1) == [b"A", b"B"]
     assert client.lrange("q", 0, -1) == [b"sent back"]
 
@@ -200,7 +200,7 @@ def test_after_a_silent_server_no_further_batch_is_asked_for(
         raise redis.TimeoutError("Timeout reading from socket")
 
     driver = bench.desk().driver
-    monkeypatch.setattr(driver, "_run", silent)
+    monkeypatch.setattr(driver.server, "run", silent)
     renewals = [Renewal(str(number), 30.0) for number in range(2 * redis_driver.BATCH + 1)]
     assert driver.extend(renewals) == [Answer.UNKNOWN] * len(renewals)
     assert len(asked) == 1
@@ -222,7 +222,7 @@ def test_nothing_is_kept_of_a_server_that_became_a_replica(
     bench: Bench, way: str, version: int
 ) -> None:
     """Behind its name there may be another one by now, which an open connection never reaches."""
-    lines = bench.desk().driver._lines
+    lines = bench.desk().driver.server._lines
     options = {"timeout": 5.0} if way == "call_within" else {}
     run: Callable[..., Any] = getattr(lines, way)
 

@@ -17,9 +17,10 @@ import redis
 from kombu import Connection, Producer
 from kombu.transport import redis as kombu_redis
 
-from celery_lease.brokers.redis import scripts
+from celery_lease.brokers.redis import driver as redis_driver, scripts
 from celery_lease.brokers.redis.delivery import Delivery
 from celery_lease.brokers.redis.driver import RedisDriver
+from celery_lease.brokers.redis.server import Server
 from celery_lease.brokers.redis.sweeps import ARRIVAL
 from model.lease_model import LISTS, Text
 
@@ -83,12 +84,12 @@ def on_the_clock(text: str) -> str:
     return text.replace("redis.call('TIME')", "redis.call('LRANGE', 'clock', 0, -1)")
 
 
-class TellingDriver(RedisDriver):
+class TellingServer(Server):
     """Raises what the server objects to, which a driver only takes for no answer."""
 
-    def _run(self, *args: Any, **options: Any) -> Any:
+    def run(self, *args: Any, **options: Any) -> Any:
         try:
-            return super()._run(*args, **options)
+            return super().run(*args, **options)
         except redis.RedisError as exc:
             raise ScriptError(str(exc)) from exc
 
@@ -121,8 +122,9 @@ class Stage:
         changed = mock.patch.object(
             scripts, "source", lambda name: on_the_clock(change(name, _source(name)))
         )
-        with changed:
-            self.drivers = [TellingDriver(self.channel) for _ in range(WORKERS)]
+        telling = mock.patch.object(redis_driver, "Server", TellingServer)
+        with changed, telling:
+            self.drivers = [RedisDriver(self.channel) for _ in range(WORKERS)]
         for driver in self.drivers:
             self._stack.callback(driver.close)
         self._stack.enter_context(mock.patch.object(kombu_redis, "time", self.time))

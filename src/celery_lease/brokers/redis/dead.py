@@ -34,7 +34,7 @@ class RedisDeadLetters:
     def queues(self, likely: Sequence[str] = ()) -> list[str]:
         """Return the names of the dead-letter queues that are not empty."""
         del likely
-        names: Any = self._driver.call(
+        names: Any = self._driver.server.call(
             lambda client: client.smembers(self._driver.keys.dead_letter_queues)
         )
         return sorted(map(bytes_to_str, names))
@@ -59,15 +59,25 @@ class RedisDeadLetters:
         """Discard a letter; False: it is no longer there."""
         return self._move(letter, "", "")
 
+    def move(self, queue: str, source: str, target: str, letter: bytes, text: str) -> bool:
+        """Move a letter from a dead-letter queue's key to another, or delete it if *text* is empty.
+
+        Raises:
+            redis.RedisError: There was no answer; it may or may not have been done.
+        """
+        keys = self._driver.keys
+        places = [keys.index, keys.unacked, keys.dead_letter_queues, source, target]
+        return bool(self._driver.server.run("move_dead_letter", places, [queue, letter, text]))
+
     def _page(self, key: str, last: int) -> list[bytes]:
-        page: Any = self._driver.call(lambda client: client.lrange(key, last - PAGE + 1, last))
+        page: Any = self._driver.server.call(
+            lambda client: client.lrange(key, last - PAGE + 1, last)
+        )
         return list(page)
 
     def _move(self, letter: DeadLetter, target: str, text: str) -> bool:
         source = self._driver.keys.prefix + letter.queue
-        return self._driver.move_dead_letter(
-            letter.queue, source, target or source, letter.text, text
-        )
+        return self.move(letter.queue, source, target or source, letter.text, text)
 
 
 def _correlation(payload: Mapping[str, Any]) -> str:

@@ -13,10 +13,14 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps
 
+from celery_lease.core.delivery import Claim
+from celery_lease.core.keys import KeyAnswer, Verdict
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from celery_lease.core.delivery import Terms
     from celery_lease.core.keys import Exclusive
@@ -94,6 +98,26 @@ class Delivery:
             "place": self.place,
             "expires": exclusive.expires,
         }
+
+    def claimed(self, reply: Sequence[Any], terms: Terms, asked_at: float) -> Claim | KeyAnswer:
+        """Return what ``claim.lua`` replied: a claim, or why the message was parked."""
+        token, *answer = map(bytes_to_str, reply)
+        turned_away = KeyAnswer(Verdict(answer[0]), answer[1]) if answer[0] else None
+        if turned_away is not None and not turned_away.verdict.revokes:
+            return turned_away
+        if self.replaced is not None:
+            turned_away = KeyAnswer(Verdict.REPLACED, self.replaced)
+        return Claim(
+            tag=self.tag,
+            token=int(token),
+            queue=self.queue,
+            deliveries=self.deliveries,
+            losses=self.losses,
+            asked_at=asked_at,
+            seconds=terms.seconds,
+            turned_away=turned_away,
+            parked_at=self.parked_at,
+        )
 
     @property
     def parked_at(self) -> float | None:

@@ -1,14 +1,15 @@
-"""The driver for Redis and Valkey: runs scripts and translates their replies.
+"""The driver for Redis and Valkey: each step of a lease as a call of the server.
 
-It decides nothing. Errors of the client library stop in this module: without a clear answer the
-result is :attr:`Answer.UNKNOWN`.
+It decides nothing. Errors of the client library stop here and in :mod:`.server`: without a clear
+answer the result is :attr:`Answer.UNKNOWN`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from kombu.utils.encoding import bytes_to_str
 from redis.exceptions import AuthenticationError
@@ -19,35 +20,30 @@ from celery_lease.brokers.redis import (
     exclusive as exclusive_keys,
     permissions,
     refusals,
-    scripts,
 )
-from celery_lease.brokers.redis.client import ANSWER_TIMEOUT, Lines, address, pool_like
+from celery_lease.brokers.redis.client import ANSWER_TIMEOUT
 from celery_lease.brokers.redis.dead import RedisDeadLetters
 from celery_lease.brokers.redis.keys import Keys
 from celery_lease.brokers.redis.plain import PlainSweep
 from celery_lease.brokers.redis.records import RedisRecords
-from celery_lease.brokers.redis.sweeps import PIECE, Sweeps
-from celery_lease.core.delivery import Answer, Capabilities, Claim, Renewal
+from celery_lease.brokers.redis.server import Server
+from celery_lease.brokers.redis.sweeps import Sweeps
+from celery_lease.core.delivery import Answer, Capabilities, Renewal
 from celery_lease.core.errors import UnsupportedBroker
 from celery_lease.core.keys import KeyAnswer, Verdict
-from celery_lease.core.words import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    import redis
+    from collections.abc import Mapping, Sequence
 
     from celery_lease.brokers.redis.checkpoint import RedisCheckpoints
     from celery_lease.brokers.redis.delivery import Delivery
     from celery_lease.brokers.redis.waiting import Stance
     from celery_lease.brokers.use import Use
     from celery_lease.core.clock import Clock
-    from celery_lease.core.delivery import Reaped, Terms
+    from celery_lease.core.delivery import Claim, Reaped, Terms
     from celery_lease.core.findings import Doctor
     from celery_lease.core.keys import KeyUse
     from celery_lease.core.records import Recorded
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +51,6 @@ logger = logging.getLogger(__name__)
 RINGING = 10
 #: Leases extended in one script call; Lua's unpack() takes about 8,000 values.
 BATCH = 1000
-
-_ANSWERS = {1: Answer.HELD, 0: Answer.LOST}
 
 
 class RedisDriver(VirtualDriver):
@@ -86,8 +80,9 @@ class RedisDriver(VirtualDriver):
         """Prepare for the server and the keys of a kombu *channel*; nothing is sent."""
         self.keys = Keys.of(channel)
         self.lines: Sequence[str] = ()  #: keys whose lines were listed last
-        self._sweeps = Sweeps(self._run, self.keys, self._members)
-        self._connect(channel)
+        self.server = Server(channel)
+        self._sweeps = Sweeps(self.server, self.keys)
+        self._plain = PlainSweep(channel)
 
     @classmethod
     def connect(cls, channel: Any, clock: Clock | None = None) -> RedisDriver:
@@ -150,10 +145,7 @@ class RedisDriver(VirtualDriver):
         Leases at the former server no longer belong to this driver: they expire there.
         """
         self._plain = PlainSweep(channel)
-        if address(channel) != self._address:
-            logger.warning("leases follow the connection to another broker")
-            self._lines.close()
-            self._connect(channel)
+        self.server.follow(channel)
 
     def claim(self, delivery: Delivery, terms: Terms, asked_at: float) -> Claim | KeyAnswer | None:
         """Put a message under a lease; return the answer about its key if it was parked.
@@ -166,36 +158,18 @@ class RedisDriver(VirtualDriver):
         args = [delivery.tag, value, terms.seconds, delivery.record(terms), delivery.arrival]
         try:
             decides = "1" if exclusive is not None and exclusive.decides else ""
-            reply = self._run("claim", keys, [*args, decides])
+            reply = self.server.run("claim", keys, [*args, decides])
         except Exception as exc:  # noqa: BLE001  (any error: the message must not be lost)
             logger.error(  # noqa: TRY400  (the broker's error, not ours)
                 "could not take a message of queue %s: %s", delivery.queue, exc
             )
             return None
-        if reply is None:
-            return None
-        token, *answer = map(bytes_to_str, reply)
-        turned_away = KeyAnswer(Verdict(answer[0]), answer[1]) if answer[0] else None
-        if turned_away is not None and not turned_away.verdict.revokes:
-            return turned_away
-        if delivery.replaced is not None:
-            turned_away = KeyAnswer(Verdict.REPLACED, delivery.replaced)
-        return Claim(
-            tag=delivery.tag,
-            token=int(token),
-            queue=delivery.queue,
-            deliveries=delivery.deliveries,
-            losses=delivery.losses,
-            asked_at=asked_at,
-            seconds=terms.seconds,
-            turned_away=turned_away,
-            parked_at=delivery.parked_at,
-        )
+        return None if reply is None else delivery.claimed(reply, terms, asked_at)
 
     def take_key(self, tag: str) -> KeyAnswer:
         """Take the key of a task that is about to start."""
         try:
-            verdict, by = self._run("take", [*self.keys.claims, self.keys.token], [tag])
+            verdict, by = self.server.run("take", [*self.keys.claims, self.keys.token], [tag])
         except Exception as exc:  # noqa: BLE001  (no answer, in as many ways as there are faults)
             logger.warning("key of a task not taken: %s", exc)
             return KeyAnswer(Verdict.UNKNOWN)
@@ -222,7 +196,7 @@ class RedisDriver(VirtualDriver):
         if not self._sweeps.any_held:
             return {}
         try:
-            counts: Any = self.call(lambda client: client.hgetall(self.keys.parked))
+            counts: Any = self.server.call(lambda client: client.hgetall(self.keys.parked))
         except Exception as exc:
             raise OSError(f"parked messages not counted: {exc}") from exc
         return {bytes_to_str(queue): int(count) for queue, count in counts.items()}
@@ -248,20 +222,18 @@ class RedisDriver(VirtualDriver):
             claims: The worker as JSON, and tasks with the seconds of their leases: what is claimed
                 at once.
         """
-        script = self._scripts["arrive"]
-        command = ("EVALSHA", script.sha) if by_name else ("EVAL", script.script)
         keys = [*self.keys.claims, self.keys.bell, *lists]
         said: tuple[Any, ...] = ("", "", 0)
         if stance is not None:
             keys += self._places(stance.queues)
             said = (stance.channel, stance.letters, stance.heard)
         args = (tag, seconds, len(lists), *said, *lists.values(), *claims)
-        return (*command, len(keys), *keys, *args)
+        return self.server.command("arrive", keys, args, by_name=by_name)
 
     def leave(self, channel: str, queues: Sequence[str]) -> bool:
         """Stop watching *queues* and wake the next channels; return whether the server answered."""
         try:
-            self._run("leave", self._places(queues), [channel, RINGING])
+            self.server.run("leave", self._places(queues), [channel, RINGING])
         except Exception as exc:  # noqa: BLE001  (others read the queues later)
             logger.debug("watching %s was not passed on: %s", ", ".join(queues), exc)
             return False
@@ -270,7 +242,7 @@ class RedisDriver(VirtualDriver):
     def unblock(self, client_id: int) -> bool:
         """End the wait of a connection at the server; return whether the server answered."""
         try:
-            self.call(lambda client: client.client_unblock(client_id))
+            self.server.call(lambda client: client.client_unblock(client_id))
         except Exception as exc:  # noqa: BLE001  (the wait ends by itself, later)
             logger.debug("the wait of connection %s was not ended: %s", client_id, exc)
             return False
@@ -278,31 +250,32 @@ class RedisDriver(VirtualDriver):
 
     def adopt(self, arrival: str, tag: str, text: str) -> Answer:
         """Record a received message without a lease, as kombu does."""
-        return self._ask("adopt", self.keys.claims, [arrival, tag, text], 1)[0]
+        return self.server.ask("adopt", self.keys.claims, [arrival, tag, text], 1)[0]
 
     def extend(
         self, renewals: Sequence[Renewal], *, timeout: float = ANSWER_TIMEOUT
     ) -> list[Answer]:
         """Move expiries: one round trip for each 1,000 leases, none after one without answer."""
         answers: list[Answer] = []
-        for batch in _batches(renewals):
+        for start in range(0, len(renewals), BATCH):
+            batch = renewals[start : start + BATCH]
             args = [
                 json.dumps([each.tag for each in batch]),
                 json.dumps([each.seconds for each in batch]),
                 "".join("1" if each.late else "0" for each in batch),
             ]
-            answers += self._ask("extend", self.keys.claims[:3], args, len(batch), timeout)
+            answers += self.server.ask("extend", self.keys.claims[:3], args, len(batch), timeout)
             if answers[-1] is Answer.UNKNOWN:
                 break
         return answers + [Answer.UNKNOWN] * (len(renewals) - len(answers))
 
     def begin(self, tags: Sequence[str]) -> list[Answer]:
         """Record that the tasks of messages begin: from now on an expiry is a loss."""
-        return self._in_pieces("begin", [], tags)
+        return self.server.ask_in_pieces("begin", self.keys.claims, [], tags)
 
     def complete(self, tags: Sequence[str]) -> list[Answer]:
         """Acknowledge messages."""
-        return self._ask("complete", self.keys.claims, list(tags), len(tags))
+        return self.server.ask("complete", self.keys.claims, list(tags), len(tags))
 
     def requeue(
         self,
@@ -315,45 +288,34 @@ class RedisDriver(VirtualDriver):
         """Return messages to their queues, in pieces; the last of *tags* is delivered first."""
         known = f"{json.dumps(why)[1:-1]}, " if why else ""
         how = ["1" if orderly else "0", "RPUSH" if front else "LPUSH", known]
-        return self._in_pieces("requeue", how, tags)
+        return self.server.ask_in_pieces("requeue", self.keys.claims, how, tags)
 
     def return_unclaimed(self, deliveries: Sequence[Delivery]) -> list[Answer]:
         """Return messages that were popped but perhaps never claimed."""
         keys = [*self.keys.claims, self.keys.refusals]
-        return [
-            self._ask("unclaim", keys, [each.tag, each.key, each.unclaimed, each.arrival], 1)[0]
-            for each in deliveries
-        ]
+        ask = partial(self.server.ask, "unclaim", keys, questions=1)
+        facts = ([each.tag, each.key, each.unclaimed, each.arrival] for each in deliveries)
+        return [ask(args=args)[0] for args in facts]
 
     def reap(self, *, limit: int) -> list[Reaped]:
         """Return expired leases to their queues; then, up to *limit* in all, plain messages.
 
         The messages that were claimed first end up at the front of their queues, in this order.
         """
-        reaped: list[Reaped] = []
-        try:
-            for each in self._sweeps.leases(limit, self._plain):
-                reaped.append(each)  # noqa: PERF402  (those before a failure are reported)
-        except Exception as exc:
-            if not reaped:
-                raise OSError(f"expired leases not returned: {exc}") from exc
-            logger.warning("the rest of the expired leases is not returned: %s", exc)
-            return reaped
-        return reaped + self._sweep(limit - sum(not each.error for each in reaped))
+        return self._sweeps.reap(limit, self._plain)
 
     def overdue(self, *, limit: int) -> list[Reaped]:
         """Return up to *limit* messages that a sweep would return, plain ones without a queue."""
         try:
-            return self.call(lambda client: self._sweeps.overdue(client, limit, self._plain))
+            return self.server.call(lambda client: self._sweeps.overdue(client, limit, self._plain))
         except Exception as exc:
             raise OSError(f"expired leases not read: {exc}") from exc
 
     def dead_letter(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
         """Move a message to a dead-letter queue."""
         keys = [*self.keys.claims, self.keys.refusals, self.keys.dead_letter_queues]
-        return self._ask(
-            "dead_letter", keys, [tag, self.keys.prefix + queue, queue, json.dumps(about or {})], 1
-        )[0]
+        args = [tag, self.keys.prefix + queue, queue, json.dumps(about or {})]
+        return self.server.ask("dead_letter", keys, args, 1)[0]
 
     def dead_letters(self) -> RedisDeadLetters:
         """Return the dead-letter queues."""
@@ -367,33 +329,6 @@ class RedisDriver(VirtualDriver):
         """Return the full keys of a queue's lists, the one that is read first in front."""
         return self._plain.keys_of(queue)
 
-    def move_dead_letter(
-        self, queue: str, source: str, target: str, letter: bytes, text: str
-    ) -> bool:
-        """Move a letter from a dead-letter queue's key to another, or delete it if *text* is empty.
-
-        Raises:
-            redis.RedisError: There was no answer; it may or may not have been done.
-        """
-        keys = [self.keys.index, self.keys.unacked, self.keys.dead_letter_queues, source, target]
-        return bool(self._run("move_dead_letter", keys, [queue, letter, text]))
-
-    def listed(self, where: Any, count: int, which: str, text: bytes) -> Any:
-        """Return a page of the records of ``held`` or ``parked`` messages, by ``list.lua``.
-
-        Raises:
-            redis.RedisError: It failed, or was not answered in time.
-        """
-        return self._run("list", self.keys.claims[3:], [where, count, which, text])
-
-    def call(self, command: Callable[[redis.Redis], T]) -> T:
-        """Run a *command* with a client.
-
-        Raises:
-            redis.RedisError: It failed, or was not answered in time.
-        """
-        return self._lines.call(command)
-
     def store_unreadable(self, key: str, text: bytes) -> None:
         """Append an unreadable text to a list beside its queue's.
 
@@ -401,25 +336,13 @@ class RedisDriver(VirtualDriver):
             OSError: There was no answer; it may or may not have been done.
         """
         try:
-            self._lines.call(lambda client: client.lpush(key, text))
+            self.server.call(lambda client: client.lpush(key, text))
         except Exception as exc:
             raise OSError(str(exc)) from exc
 
     def close(self) -> None:
         """Close the driver's connections."""
-        self._lines.close()
-
-    def _sweep(self, limit: int) -> list[Reaped]:
-        """Return overdue plain messages; a failure is only logged, as leases went back before."""
-        swept: list[Reaped] = []
-        if limit <= 0:
-            return swept
-        try:
-            for each in self._sweeps.plain(limit, self._plain):
-                swept.append(each)  # noqa: PERF402  (as above)
-        except Exception as exc:  # noqa: BLE001  (any error: the next sweep tries again)
-            logger.warning("no sweep for messages without a lease: %s", exc)
-        return swept
+        self.server.close()
 
     def _places(self, queues: Sequence[str]) -> list[str]:
         return [
@@ -427,56 +350,3 @@ class RedisDriver(VirtualDriver):
             for queue in queues
             for key in (self.keys.watcher_of(queue), self.keys.bell_of(queue))
         ]
-
-    def _members(self, key: str) -> Any:
-        return self.call(lambda client: client.smembers(key))
-
-    def _connect(self, channel: Any) -> None:
-        self._plain = PlainSweep(channel)
-        self._address = address(channel)
-        self._lines = Lines(pool_like(channel))
-        self._scripts = scripts.register(self._lines.client)
-
-    def _in_pieces(self, name: str, how: list[str], tags: Sequence[str]) -> list[Answer]:
-        """Call a script for some messages at a time; stop at the first call without an answer."""
-        answers: list[Answer] = []
-        while len(answers) < len(tags) and Answer.UNKNOWN not in answers[-1:]:
-            piece = tags[len(answers) : len(answers) + PIECE]
-            answers += self._ask(name, self.keys.claims, [*how, *piece], len(piece))
-        return answers + [Answer.UNKNOWN] * (len(tags) - len(answers))
-
-    def _ask(
-        self,
-        name: str,
-        keys: list[str],
-        args: list[Any],
-        questions: int,
-        timeout: float | None = None,
-    ) -> list[Answer]:
-        if not questions:
-            return []
-        try:
-            replies = self._run(name, keys, args, timeout)
-        except Exception as exc:  # noqa: BLE001  (a broken connection raises many kinds of errors)
-            logger.warning("%s of %s not answered: %s", name, counted(questions, "lease"), exc)
-            return [Answer.UNKNOWN] * questions
-        if isinstance(replies, bytes):
-            replies = replies.decode()
-        elif isinstance(replies, int):
-            replies = [replies]
-        return [_ANSWERS[int(reply)] for reply in replies]
-
-    def _run(
-        self, name: str, keys: list[str], args: list[Any], timeout: float | None = None
-    ) -> Any:
-        def command(client: redis.Redis) -> Any:
-            return self._scripts[name](keys=keys, args=args, client=client)
-
-        if timeout is None:
-            return self._lines.call(command)
-        return self._lines.call_within(command, timeout)
-
-
-def _batches(renewals: Sequence[Renewal]) -> Iterator[Sequence[Renewal]]:
-    for start in range(0, len(renewals), BATCH):
-        yield renewals[start : start + BATCH]

@@ -145,7 +145,7 @@ def _keyed(driver: RedisDriver) -> Iterator[tuple[str, Any]]:
     """Yield tags and records of messages with a key."""
     claims, cursor = driver.keys.claims[3], None
     while cursor != 0:
-        cursor, page = driver.call(_page_of(claims, cursor or 0))
+        cursor, page = driver.server.call(_page_of(claims, cursor or 0))
         for tag, text in page.items():
             if b'"exclusive": {' in text:
                 record = json.loads(text)
@@ -158,9 +158,9 @@ def _holders(driver: RedisDriver, users: Mapping[str, list[KeyUser]]) -> dict[st
     found: dict[str, list[KeyUser]] = {}
     names = iter(users)
     while page := list(islice(names, PAGE)):
-        now, taken = driver.call(_takers_of(driver, page))
+        now, taken = driver.server.call(_takers_of(driver, page))
         tags = [tag for each in taken for tag, _ in each]
-        expiries = driver.call(_expiries_of(driver, tags)) if tags else {}
+        expiries = driver.server.call(_expiries_of(driver, tags)) if tags else {}
         for key, each in zip(page, taken, strict=True):
             by_tag = {user.tag: user for user in users[key]}
             found[key] = [
@@ -205,7 +205,7 @@ def _records_of(driver: RedisDriver, tags: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for start in range(0, len(tags), PAGE):
         page = tags[start : start + PAGE]
-        texts = driver.call(_texts_of(driver.keys.claims[3], page))
+        texts = driver.server.call(_texts_of(driver.keys.claims[3], page))
         records = {tag: json.loads(text) for tag, text in zip(page, texts, strict=True) if text}
         found |= {tag: record for tag, record in records.items() if _has_key(record)}
     return found
@@ -228,7 +228,7 @@ def _at_once(driver: RedisDriver, commands: Sequence[tuple[Any, ...]]) -> list[A
             calls.execute_command(*each)
         return list(calls.execute())
 
-    return driver.call(ask)
+    return driver.server.call(ask)
 
 
 def _takers_of(driver: RedisDriver, keys: Sequence[str]) -> Callable[[redis.Redis], Any]:

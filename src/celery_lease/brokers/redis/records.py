@@ -43,7 +43,7 @@ class RedisRecords:
         base = tag.removesuffix(RESTS)
         name = base[:-NONCE] if base[-NONCE : -NONCE + 1] == "#" else base
         key = f"{self._driver.keys.unacked}.history.{name}"
-        texts: Any = self._driver.call(lambda client: client.lrange(key, 0, -1))
+        texts: Any = self._driver.server.call(lambda client: client.lrange(key, 0, -1))
         return [json.loads(text) for text in texts]
 
     def waiting(self, task_id: str, queues: Sequence[str]) -> Waiting | None:
@@ -61,10 +61,10 @@ class RedisRecords:
     def _recorded(self, expiries: str, records: Mapping[bytes, Any]) -> Iterator[Recorded]:
         if not records:
             return
-        clock: Any = self._driver.call(lambda client: client.time())
+        clock: Any = self._driver.server.call(lambda client: client.time())
         now = clock[0] + clock[1] / 1e6
         tags: list[Any] = list(records)
-        scores: Any = self._driver.call(lambda client: client.zmscore(expiries, tags))
+        scores: Any = self._driver.server.call(lambda client: client.zmscore(expiries, tags))
         for (tag, record), score in zip(records.items(), scores, strict=True):
             # Otherwise it was settled a moment ago, or is not claimed yet.
             if score is not None and not record.get("arriving"):
@@ -85,7 +85,7 @@ class RedisRecords:
     def _texts(self, key: str) -> Iterator[bytes]:
         """Yield the texts of a list in the order of their delivery."""
         for last in range(-1, -DEEPEST, -PAGE):
-            page: list[bytes] = self._driver.call(_texts_of(key, last))
+            page: list[bytes] = self._driver.server.call(_texts_of(key, last))
             yield from reversed(page)
             if len(page) < PAGE:
                 return
@@ -102,7 +102,8 @@ def pages(
     text = "" if task_id is None else f'"id": {json.dumps(task_id, ensure_ascii=False)}'
     where: Any = None
     while where != b"0":
-        where, found = driver.listed(where or b"0", PAGE, which, text.encode(errors="replace"))
+        args = [where or b"0", PAGE, which, text.encode(errors="replace")]
+        where, found = driver.server.run("list", driver.keys.claims[3:], args)
         records = {tag: json.loads(each) for tag, each in zip(found[::2], found[1::2], strict=True)}
         yield {
             tag: record

@@ -9,6 +9,7 @@ again: any number may sweep at once, and a lease that was extended in between st
 from __future__ import annotations
 
 import json
+import logging
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
     from celery_lease.brokers.redis.keys import Keys
     from celery_lease.brokers.redis.plain import PlainSweep
+    from celery_lease.brokers.redis.server import Server
+
+logger = logging.getLogger(__name__)
 
 #: Messages listed in one call, and messages returned in one call: both are short for the server.
 PAGE, PIECE = 500, 50
@@ -38,19 +42,41 @@ PARKED = b'{"parked": '
 class Sweeps:
     """Sweeps one database."""
 
-    def __init__(
-        self,
-        run: Callable[[str, list[str], list[Any]], Any],
-        keys: Keys,
-        members: Callable[[str], Any],
-    ) -> None:
-        """*run* runs a script by name, *members* reads a set of the database by its full key."""
+    def __init__(self, server: Server, keys: Keys) -> None:
         self.worker = ""  #: the identity of the worker that sweeps; "": no worker does
-        self._run = run
+        self._server = server
         self._keys = keys
-        self._members = members
         self.any_held = True  #: False: the last sweep found that nothing is held, nor parked
         self._is_plain_due = True  # False: the call for leases just before has found none
+
+    def reap(self, limit: int, plain: PlainSweep) -> list[Reaped]:
+        """Return expired leases to their queues; then, up to *limit* in all, plain messages.
+
+        Raises:
+            OSError: Nothing was returned: there was no answer.
+        """
+        returned: list[Reaped] = []
+        try:
+            for each in self.leases(limit, plain):
+                returned.append(each)  # noqa: PERF402  (those before a failure are reported)
+        except Exception as exc:
+            if not returned:
+                raise OSError(f"expired leases not returned: {exc}") from exc
+            logger.warning("the rest of the expired leases is not returned: %s", exc)
+            return returned
+        return returned + self.reap_plain(limit - sum(not each.error for each in returned), plain)
+
+    def reap_plain(self, limit: int, plain: PlainSweep) -> list[Reaped]:
+        """Return overdue plain messages; a failure is only logged, as leases went back before."""
+        returned: list[Reaped] = []
+        if limit <= 0:
+            return returned
+        try:
+            for each in self.plain(limit, plain):
+                returned.append(each)  # noqa: PERF402  (as above)
+        except Exception as exc:  # noqa: BLE001  (any error: the next sweep tries again)
+            logger.warning("no sweep for messages without a lease: %s", exc)
+        return returned
 
     def leases(self, limit: int, plain: PlainSweep) -> Iterator[Reaped]:
         """Return up to *limit* expired leases to their queues.
@@ -114,7 +140,7 @@ class Sweeps:
         keys, found = [*self._keys.claims, self._keys.refusals], {}
         for start in count(0, PAGE):
             args = [what, seconds, start, PAGE, ARRIVAL, timeout]
-            seen, page, is_plain_due, any_held = self._run("due", keys, args)
+            seen, page, is_plain_due, any_held = self._server.run("due", keys, args)
             if what == "leases" and start == 0:
                 self._is_plain_due, self.any_held = bool(is_plain_due), bool(any_held)
             for tag, late, since in zip(page[::3], page[1::3], page[2::3], strict=True):
@@ -127,12 +153,17 @@ class Sweeps:
     def _return_leases(self, tags: list[bytes]) -> Iterator[Reaped]:
         keys, done = [*self._keys.claims, self._keys.refusals], 0
         while done < len(tags):
-            seen, replies = self._run("reap", keys, [self.worker, *tags[done : done + PIECE]])
+            seen, replies = self._server.run(
+                "reap", keys, [self.worker, *tags[done : done + PIECE]]
+            )
             done += seen
             yield from (reaped(*each) for each in replies)
 
+    def _members(self, key: str) -> Any:
+        return self._server.call(lambda client: client.smembers(key))
+
     def _sweep(self, args: list[Any]) -> Any:
-        return self._run("sweep", self._keys.claims, args)
+        return self._server.run("sweep", self._keys.claims, args)
 
 
 def reaped(tag: bytes, late: float | bytes, record: bytes, error: bytes) -> Reaped:

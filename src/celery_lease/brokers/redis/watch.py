@@ -127,8 +127,8 @@ class Watch:
             for command in self.track([probe]):
                 _ask(self._asking, *command)
         with _refusing(RedisError, OSError):
-            driver.call(lambda client: client.set(probe, "", px=1000))
-            driver.call(lambda client: client.client_unblock(asking_id))
+            driver.server.call(lambda client: client.set(probe, "", px=1000))
+            driver.server.call(lambda client: client.client_unblock(asking_id))
             if not self.connection.can_read(ANSWER_TIMEOUT):
                 raise Refused(
                     f"no news of a changed key within {ANSWER_TIMEOUT:g} s", for_good=False
