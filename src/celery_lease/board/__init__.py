@@ -18,7 +18,6 @@ Times are doubles: with them a beat, which adds and compares times, costs a thir
 
 from __future__ import annotations
 
-import errno
 import math
 import mmap
 import os
@@ -26,7 +25,6 @@ import struct
 import uuid
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 
 from celery_lease.board import file as boardfile
 from celery_lease.board.lending import Lending
@@ -157,14 +155,7 @@ class Board:
                 the file may not be opened.
         """
         if address not in _boards:
-            path = Path(address)
-            if not path.is_absolute():
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), address)
-            with path.open("r+b") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < RECORD_BYTES:
-                    raise FileNotFoundError(address)
-                board = cls(mmap.mmap(file.fileno(), size), address)
+            board = cls(boardfile.mapped(address, RECORD_BYTES), address)
             if board.cells[MARK] != MARK_VALUE:
                 raise FileNotFoundError(address)
             _boards[address] = board

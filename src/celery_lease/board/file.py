@@ -7,6 +7,8 @@ leave a locked file alone, too.
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import tempfile
 from contextlib import suppress
@@ -27,6 +29,22 @@ def create() -> tuple[int, str]:
         if os.fstat(fd).st_nlink:
             return fd, path
         os.close(fd)  # another worker removed it before it was locked
+
+
+def mapped(address: str, least: int) -> mmap.mmap:
+    """Map the file at *address*, of at least *least* bytes, into this process's memory.
+
+    Raises:
+        OSError: There is no such file, or this process may not open it.
+    """
+    path = Path(address)
+    if not path.is_absolute():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), address)
+    with path.open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < least:
+            raise FileNotFoundError(address)
+        return mmap.mmap(file.fileno(), size)
 
 
 def remove(fd: int, path: str) -> None:
