@@ -7,30 +7,21 @@ private board of a few cells with a deadline that never comes, so there is one c
 
 from __future__ import annotations
 
-import logging
 import math
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from celery_lease import board as beatboard
-from celery_lease.board import BEAT, GATE, Board, Slot, standstill, starting
-from celery_lease.board.causes import why_lost
+from celery_lease.board import BEAT, GATE, Board, Slot, starting
 from celery_lease.core.clock import SystemClock, host_seconds
 from celery_lease.core.counting import total_of
-from celery_lease.core.errors import LeaseLost, ShutdownRequested, TaskCancelled
-from celery_lease.core.heartbeat import Heartbeat
-from celery_lease.core.loss import (
-    FLAG_CANCELLED,
-    FLAG_LOST,
-    FLAG_SHUTDOWN,
-    FLAGS_ENDED,
-    LossReason,
-)
+from celery_lease.core.loss import FLAG_CANCELLED, FLAG_LOST
 from celery_lease.core.policy import Mode, OnLost
 from celery_lease.core.ticket import Ticket
-from celery_lease.task import subprocesses
+from celery_lease.task import gate, subprocesses
 from celery_lease.task.checkpoints import Checkpoints, Superseded
+from celery_lease.task.context_heartbeat import NOT_SENT, ContextHeartbeat
 from celery_lease.task.iterating.loop import iterate
 
 if TYPE_CHECKING:
@@ -38,17 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
 
+    from celery_lease.core.heartbeat import Heartbeat
+
 T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
-
-
-NOT_SENT = (
-    "a ToolContext cannot be sent to another process: the lease is this process's. Call "
-    "context.beat() here while the child works, such as for each result that comes from it; or "
-    "fork the child, which inherits the context (multiprocessing's start method 'fork'; as an "
-    "argument of Process, not through a pool or a queue)"
-)
 
 
 class ToolContext:
@@ -67,7 +50,7 @@ class ToolContext:
         self._base = board.base(slot)
         self._limit = board.limit(slot)
         self._quiet: list[float] = []  # ends of the open quiet periods
-        self._heartbeat: _ContextHeartbeat | None = None
+        self._heartbeat: ContextHeartbeat | None = None
         self._loss_known = self._cancel_raised = False
         self._confirmed_until = 0.0  # by the broker, after the board's deadline
         self._checkpoints = Checkpoints(task_id)
@@ -100,7 +83,7 @@ class ToolContext:
         """
         record = self._record
         stamp = host_seconds() + self._base
-        if stamp < record[GATE] < self._limit or self._may_go_on():
+        if stamp < record[GATE] < self._limit or gate.may_go_on(self):
             record[BEAT] = stamp
         else:
             done = total = note = None  # the record may belong to another lease
@@ -272,13 +255,13 @@ class ToolContext:
             CheckpointError: It was not saved: too large, no store, no answer. The lease is held.
         """
         if self.is_lost:
-            self._lost(self._flags())
+            gate.lost(self, self._flags())
         elif self._board.owns(self._slot):
             self._board.write_time(self._slot, BEAT, host_seconds())
         try:
             self._checkpoints.save(value)
         except Superseded:
-            self._superseded()
+            gate.superseded(self)
         self.beat()
 
     @property
@@ -295,18 +278,14 @@ class ToolContext:
         try:
             return self._checkpoints.restored()
         except Superseded:
-            return self._superseded()
-
-    def _superseded(self) -> None:
-        """Handle a loss that the store of checkpoints shows before the board does."""
-        self._lost(FLAGS_ENDED)
+            return gate.superseded(self)
 
     @property
     def heartbeat(self) -> Heartbeat:
         """The heartbeat of this context, for code that takes a heartbeat; its beats count here."""
         if self._heartbeat is None:
             # One step, so that two threads get the same object.
-            made = vars(self).setdefault("_first_heartbeat", _ContextHeartbeat(self))
+            made = vars(self).setdefault("_first_heartbeat", ContextHeartbeat(self))
             self._heartbeat = made
         return self._heartbeat
 
@@ -352,7 +331,7 @@ class ToolContext:
     def check(self) -> None:
         """Raise the errors of :meth:`beat` without proving progress."""
         if not host_seconds() + self._base < self._record[GATE] < self._limit:
-            self._may_go_on()
+            gate.may_go_on(self)
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled; a forked process has the context without that.
@@ -369,61 +348,3 @@ class ToolContext:
     def _flags(self) -> int | None:
         """Return the keeper's flags; None if the record belongs to another lease by now."""
         return self._board.read_flags(self._slot)
-
-    def _may_go_on(self) -> bool:
-        """Handle a closed gate: raise, or return whether a beat still counts. Called rarely."""
-        flags = self._flags()
-        lost = self.is_lost
-        if lost:
-            self._lost(flags)
-        if flags is None:
-            return False
-        if flags & FLAG_CANCELLED:
-            self._cancel()
-        if flags & FLAG_SHUTDOWN:
-            raise ShutdownRequested(self.task_id)
-        return not lost
-
-    def _cancel(self) -> None:
-        """Raise the cancellation. The first time is a beat: the clean-up has a whole lease."""
-        if not self._cancel_raised:
-            self._cancel_raised = True
-            self._board.write_time(self._slot, BEAT, host_seconds())
-        raise TaskCancelled(self.task_id)
-
-    def _lost(self, flags: int | None) -> None:
-        reason = why_lost(self._board, self._slot, flags, self._ticket)
-        known, self._loss_known = self._loss_known, True
-        if self._aborts:
-            beat = self._board.read_time(self._slot, BEAT)
-            stood = standstill.since(self._board, beat, host_seconds())
-            expired = reason is LossReason.EXPIRED
-            raise LeaseLost(self.task_id, str(reason), stood if expired else 0.0)
-        if not known:
-            text = "lease of task %s lost (%s); the task runs on"
-            logger.warning(text, self.task_id, reason, extra=self._fields)
-
-
-class _ContextHeartbeat(Heartbeat):
-    """A heartbeat whose beats are the context's."""
-
-    def __init__(self, context: ToolContext) -> None:
-        super().__init__()
-        self._context = context
-
-    def beat(self) -> None:
-        """Beat for the lease, then call the callbacks."""
-        self._context.beat()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(NOT_SENT)
-
-    def count(self) -> None:
-        """Count a beat of the context; its time is on the board."""
-        self._beats += 1
-        if self._callbacks:
-            self._notify(self._callbacks)
-
-    def elapsed(self) -> float:
-        """Return the seconds since the context's last beat."""
-        return self._context.elapsed

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from celery_lease.core.clock import host_seconds
 from celery_lease.core.words import ordinal
+from celery_lease.task import gate
 from celery_lease.task.checkpoints import CheckpointError, CheckpointMismatch, Superseded
 from celery_lease.task.iterating.cursors import alike
 from celery_lease.task.iterating.places import Mark, Place, Places
@@ -147,7 +148,7 @@ class Loop(Generic[T]):
         try:
             return self._checkpoints.places()
         except Superseded:
-            self._context._superseded()
+            gate.superseded(self._context)
             return Places()  # the run goes on without its lease
 
     def _mismatch(self, stored: Place | None) -> str | None:
@@ -241,7 +242,7 @@ class Loop(Generic[T]):
         try:
             self._checkpoints.save_places()
         except Superseded:
-            self._context._superseded()
+            gate.superseded(self._context)
 
     def _finish(self) -> None:
         """Save that the loop is over; within another loop the outer one's next save does that."""
