@@ -69,7 +69,8 @@ class Sweeps:
     def reap_plain(self, limit: int, plain: PlainSweep) -> list[Reaped]:
         """Return overdue plain messages; a failure is only logged, as leases went back before."""
         returned: list[Reaped] = []
-        if limit <= 0:
+        is_due, self._is_plain_due = self._is_plain_due, True
+        if not is_due or limit <= 0:
             return returned
         try:
             for each in self.plain(limit, plain):
@@ -87,9 +88,6 @@ class Sweeps:
 
     def plain(self, limit: int, plain: PlainSweep) -> Iterator[Reaped]:
         """Return up to *limit* overdue plain messages to their queues."""
-        is_due, self._is_plain_due = self._is_plain_due, True
-        if not is_due:
-            return iter(())
 
         def reclaim(tags: list[bytes]) -> Iterator[Reaped]:
             return plain.run(tags, self._sweep, self._members)
