@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from amqp.exceptions import NotFound
@@ -35,6 +36,8 @@ ABILITIES = {
     "rabbitmq classic": set[str](),
     "rabbitmq quorum": {"counts"},
 }
+#: A list of pgmq, for the tests of a kombu that has it: 5.7 and newer.
+PGMQ = ["pgmq"] if find_spec("kombu.transport.pgmq") is not None else []
 _numbers = itertools.count(1)
 
 

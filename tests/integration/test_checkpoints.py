@@ -17,6 +17,7 @@ from celery_lease.task.checkpoints import Checkpoints, CheckpointUnavailable, Su
 from celery_lease.task.checkpoints.looking import look
 from celery_lease.task.checkpoints.stores import find
 from harness.kept import Kept, PgmqKept, RedisKept
+from harness.places import PGMQ
 from harness.setup import Setup
 from harness.waiting import eventually
 from harness.workers import WorkerOptions
@@ -320,7 +321,7 @@ def pgmq_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(setup.having(worker_enable_remote_control=False, **LEASE), PgmqKept(database))
 
 
-@pytest.fixture(params=["redis backend", "file backend", "broker", "pgmq"])
+@pytest.fixture(params=["redis backend", "file backend", "broker", *PGMQ])
 def workers_place(request: pytest.FixtureRequest, valkey: RedisServer, tmp_path: Path) -> Place:
     """A broker, and checkpoints in each of four places."""
     if request.param == "pgmq":
@@ -355,7 +356,7 @@ def test_after_a_crash_the_next_delivery_resumes_and_its_success_removes_the_sta
     eventually(lambda: not states_kept(workers_place, task_id), what="removal of the state")
 
 
-@pytest.fixture(params=["redis", "pgmq"])
+@pytest.fixture(params=["redis", *PGMQ])
 def fenced_place(request: pytest.FixtureRequest, valkey: RedisServer, tmp_path: Path) -> Place:
     """A broker with results, and checkpoints that are fenced in one step."""
     if request.param == "pgmq":

@@ -11,14 +11,13 @@ import json
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.app_leased import EXTENSION
 from harness.ledger import now
-from harness.places import ABILITIES, VISIBILITY, Place, place_of
+from harness.places import ABILITIES, PGMQ, VISIBILITY, Place, place_of
 from harness.shell import lease_command
 from harness.waiting import always, eventually
 from harness.workers import Worker, WorkerFleet, WorkerOptions
@@ -177,9 +176,7 @@ class Plays:
         return play.scenes[name].result()
 
 
-BROKERS = [
-    name for name in ABILITIES if name != "pgmq" or find_spec("kombu.transport.pgmq") is not None
-]
+BROKERS = [name for name in ABILITIES if name != "pgmq" or PGMQ]
 
 
 def able(*needed: str) -> Any:

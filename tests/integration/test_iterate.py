@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from harness.places import PGMQ
 from harness.workers import WorkerOptions
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ LEASE = {"lease_extension": 3, "lease_reaper_interval": 1}
 ROWS = [*range(1, 41)]
 
 
-@pytest.fixture(params=["valkey", "pgmq"])
+@pytest.fixture(params=["valkey", *PGMQ])
 def setup(request: pytest.FixtureRequest, setup: Setup, tmp_path: Path) -> Setup:
     """Checkpoints at a result backend on Valkey, and at a pgmq broker."""
     if request.param == "valkey":

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.places import place_of
+from harness.places import PGMQ, place_of
 from harness.waiting import eventually
 from harness.workers import WorkerOptions
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.timeout(180)]
 
-BROKERS = ["valkey", "sqs", "pgmq"] if find_spec("kombu.transport.pgmq") else ["valkey", "sqs"]
+BROKERS = ["valkey", "sqs", *PGMQ]
 
 
 @pytest.mark.parametrize("how", ["warm", "cold"])

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.app_leased import EXTENSION
 from harness.ledger import now
-from harness.places import Place, place_of
+from harness.places import PGMQ, Place, place_of
 from harness.waiting import always, eventually
 from harness.workers import Worker, WorkerFleet, WorkerOptions
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300), pytest.mark.long]
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
-BROKERS = ["sqs", "pgmq"] if find_spec("kombu.transport.pgmq") else ["sqs"]
+BROKERS = ["sqs", *PGMQ]
 #: Seconds for which a queue hides what was received, where that must be short, or must not matter.
 SHORT, LONG = 5, 120
 #: Seconds that a busy machine may take longer.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
+
+from harness.places import PGMQ
 
 MODES = ("heartbeat", "daemon", "observe")
 POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
 #: The names are those of ``harness.places``.
-BROKERS = ("valkey", "sqs", "pgmq", "rabbitmq quorum")
+BROKERS = ("valkey", "sqs", *PGMQ, "rabbitmq quorum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +39,13 @@ def covering() -> list[Cell]:
     return [
         Cell(MODES[(row + column) % len(MODES)], pool, broker)
         for row, pool in enumerate(POOLS)
-        for column, broker in enumerate(_brokers())
+        for column, broker in enumerate(BROKERS)
     ]
 
 
 def whole() -> list[Cell]:
     """Return every mode on every pool on every broker."""
-    return [Cell(mode, pool, broker) for mode in MODES for pool in POOLS for broker in _brokers()]
-
-
-def _brokers() -> list[str]:
-    has_pgmq = find_spec("kombu.transport.pgmq") is not None
-    return [each for each in BROKERS if each != "pgmq" or has_pgmq]
+    return [Cell(mode, pool, broker) for mode in MODES for pool in POOLS for broker in BROKERS]
 
 
 def known_fault(cell: Cell, scenario: str) -> str | None:
