@@ -33,7 +33,7 @@ OPTIONS = WorkerOptions(module="harness.app_checkpoints")
 LEASE = {"lease_extension": 4, "lease_reaper_interval": 1}
 KINDS = ("backend", "broker")
 #: One place of each kind of store.
-WAYS = ("backend valkey", "pgmq")
+WAYS = ("backend valkey", *PGMQ)
 
 
 def task_of(setup: Setup) -> Any:
@@ -79,7 +79,7 @@ def text_of(loaded: tuple[bool, str | bytes | None]) -> tuple[bool, str]:
 @pytest.fixture(
     params=[
         *(f"{kind} {server}" for server in ("valkey", "redis_server") for kind in KINDS),
-        "pgmq",
+        *PGMQ,
     ]
 )
 def place(request: pytest.FixtureRequest) -> Place:
@@ -168,7 +168,7 @@ def test_two_runs_that_save_at_once_end_with_the_later_ones_state(
         ("backend valkey", {"result_expires": 50}),
         ("backend valkey", {"result_failure_expires": 50}),
         ("broker valkey", {"result_expires": 50}),
-        ("pgmq", {"result_expires": 50}),
+        *((name, {"result_expires": 50}) for name in PGMQ),
     ],
 )
 def test_a_failed_tasks_state_expires_with_its_result(
@@ -198,7 +198,7 @@ def test_results_that_never_expire_keep_their_checkpoints(
     assert kept.seconds(key) == -1
 
 
-@pytest.fixture(params=["own_valkey", "pgmq"])
+@pytest.fixture(params=["own_valkey", *PGMQ])
 def own_server(request: pytest.FixtureRequest) -> Iterator[tuple[Setup, Any]]:
     """A setup on a server of its own that may end."""
     if request.param == "own_valkey":
