@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_lease.worker.shutdown import SILENCE
 from harness.draining import Drained, by_remote_control
 from harness.gate import Gate
+from harness.ledger import now
 from harness.rabbitmq import QUORUM, with_queue
 from harness.waiting import eventually
 from harness.workers import WorkerOptions
@@ -51,6 +53,33 @@ def test_a_drained_worker_takes_nothing_and_goes_on_when_told(
         ready=lambda: rabbitmq.ready(queue),
         **by_remote_control(app, worker),
     ).check()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
+def test_a_worker_that_was_resumed_stops_at_once(
+    rabbitmq: RabbitServer, queue: str, fleet: WorkerFleet, pool: str
+) -> None:
+    """With no message in between, as one would end the wait that a frame is missing for.
+
+    Failed before, in green pools: the timer's greenlet consumed again, and read on the connection
+    of the main one, which did not stop.
+    """
+    worker = fleet.start(rabbitmq.setup(queue), options(queue, pool=pool))
+    app = with_queue(rabbitmq.setup(queue).app())
+
+    def consumers() -> int:
+        with app.connection_for_read() as connection:
+            return int(connection.channel().queue_declare(queue, passive=True).consumer_count)
+
+    for command, count in (("lease_drain", 0), ("lease_resume", 1)):
+        assert app.control.broadcast(
+            command, destination=[worker.hostname], reply=True, timeout=10, limit=1
+        )
+        eventually(lambda count=count: consumers() == count, 20)  # type: ignore[misc]
+    asked_at = now()
+    worker.term()
+    assert worker.wait(30) == 0
+    assert now() - asked_at < SILENCE / 2
 
 
 @kinds

@@ -272,6 +272,11 @@ def every(consumer: Consumer, seconds: float, call: Any) -> Callable[[], None]:
     return lambda: consumer.timer.cancel(entry)
 
 
+def has_loop(consumer: Consumer) -> bool:
+    """Whether the worker has an event loop, whose timers run in it."""
+    return consumer.hub is not None  # type: ignore[attr-defined]
+
+
 def call_in_loop(consumer: Consumer, call: Callable[..., object], *args: object) -> None:
     """Call in the event loop, if there is one: an error ends the loop; a timer would hide it."""
     hub: Any = consumer.hub  # type: ignore[attr-defined]

@@ -76,6 +76,7 @@ class Runtime:
         self._reaper_interval = loaded.reaper_interval_for(extensions)
         self._looks_at = 0.0  # when the keeper's next pass is due; it writes, the main thread reads
         self._end_ticks: Callable[[], None] = lambda: None
+        self._turns_soon = False  # _turn() is scheduled; a timer sets it, the main loop resets it
         self.pool = pools.adapter(consumer, shutdown_patches.leave)
         self.leases = leases = self._make_leases(channel)
         self.shutdown = Shutdown(leases, self.pool)
@@ -261,10 +262,10 @@ class Runtime:
         self._consumer.call_soon(self._clear)
 
     def _clear(self) -> None:
-        leases, channel = self.leases, compat.channel_of(self._consumer)
-        leases.driver.turn(channel)
+        leases = self.leases
+        self._turn()
         if not leases.intake.is_open:
-            leases.driver.end_receiving(channel)
+            leases.driver.end_receiving(compat.channel_of(self._consumer))
             leases.requeue_unstarted()
             compat.forget_requests(lambda lease: not lease.leases.knows(lease.tag))
 
@@ -284,8 +285,24 @@ class Runtime:
         if leases.intake.draining:
             self._clear_soon()  # also messages that arrived since
         else:
-            leases.driver.turn(compat.channel_of(self._consumer))
+            self._turn_soon()
         self._send_news()
+
+    def _turn_soon(self) -> None:
+        """Start or stop deliveries in the consuming thread.
+
+        Without an event loop a timer has a thread or a greenlet of its own. One that waits for the
+        broker's answer reads the connection in place of the consuming one, which hangs.
+        """
+        if compat.has_loop(self._consumer):
+            self._turn()
+        elif not self._turns_soon:
+            self._turns_soon = True
+            self._consumer.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turns_soon = False
+        self.leases.driver.turn(compat.channel_of(self._consumer))
 
     def _send_news(self) -> None:
         """Send the changes of leases since the last call as Celery events, if they are wanted."""
