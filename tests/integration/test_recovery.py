@@ -121,8 +121,11 @@ def cut_before_a_start_is_read(stage: RelayStage) -> Any:
     os.kill(child, signal.SIGSTOP)
     running = stage.send("beats", 0.5)
     eventually(lambda: stage.held() == 1)
-    with stage.setup.app() as app:  # until it answers, it may not have sent the task to its process
-        assert app.control.ping(timeout=10, limit=1)
+    with stage.setup.app() as app:
+        # It writes to its process one turn of its loop after it took the task. Each answer is of a
+        # later turn; the third one comes after the write.
+        for _ in range(3):
+            assert app.control.ping(timeout=10, limit=1)
     worker.stop()
     stage.broker.client_kill_filter(_type="normal", skipme=True)
     os.kill(child, signal.SIGCONT)
