@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
 
 from harness.lease_desk import Bench
 from harness.memory import empty_memory
+from harness.places import PGMQ
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ BROKERS = {
     "sqs": {"outlives"},
     "memory": {"reaps", "losses", "outlives", "confirms", "orders"},
 }
-if find_spec("kombu.transport.pgmq") is None:  # before kombu 5.7
+if not PGMQ:
     del BROKERS["pgmq"]
 
 

@@ -279,9 +279,8 @@ def has_loop(consumer: Consumer) -> bool:
 
 def call_in_loop(consumer: Consumer, call: Callable[..., object], *args: object) -> None:
     """Call in the event loop, if there is one: an error ends the loop; a timer would hide it."""
-    hub: Any = consumer.hub  # type: ignore[attr-defined]
-    if hub is not None:
-        hub.call_soon(call, *args)
+    if has_loop(consumer):
+        consumer.hub.call_soon(call, *args)  # type: ignore[attr-defined]
 
 
 def in_signal_handler() -> bool:

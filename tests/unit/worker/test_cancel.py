@@ -16,21 +16,11 @@ from celery_lease import LeasedTask, TaskCancelled, ToolContext, board as beatbo
 from celery_lease.core.loss import FLAG_CANCELLED, FLAG_LOST
 from celery_lease.task.outcome import Cancelled, Discarded
 from celery_lease.worker import cancel as cancelling, compat, control
-from unit.fake_broker import Bench
 from unit.leased_runs import Delivery, sent
 from unit.worker.test_request import Bench as RequestBench
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    """Return a worker; what it refuses is forgotten afterwards."""
-    bench = Bench()
-    yield bench
-    bench.leases.close()
-    state.revoked.clear()
+    from unit.fake_broker import Bench
 
 
 def states_of(done: dict[str, dict[str, Any]]) -> dict[str, str]:
