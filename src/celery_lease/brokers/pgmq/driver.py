@@ -22,6 +22,7 @@ from celery_lease.brokers.pgmq.fence import Delivery
 from celery_lease.brokers.pgmq.records import PgmqRecords
 from celery_lease.brokers.pgmq.statements import Act, parameters, statement
 from celery_lease.brokers.qos import VirtualDriver
+from celery_lease.celery_patches.open_pools import closing
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.dead import GIVEN_UP
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Renewal
@@ -104,6 +105,11 @@ class PgmqDriver(VirtualDriver):
         return cls(Connections(channel.pgmq.config.dsn, clock), clock, names)
 
     @classmethod
+    def transport_class(cls, kombus: Any) -> Any:
+        """Return a subclass of kombu's transport class whose channels can lease."""
+        return closing(super().transport_class(kombus))
+
+    @classmethod
     def unfit(cls, exc: BaseException) -> tuple[str, str] | None:
         """Return the reason and the remedy for an error of a database that has to be prepared."""
         return pgmq_names.unfit(exc)
@@ -115,7 +121,12 @@ class PgmqDriver(VirtualDriver):
 
     @classmethod
     def bound(cls, connection: Any, seconds: float) -> None:
-        """Set the longest wait of kombu's pool to *seconds*; by default it is 30 s."""
+        """Set the longest wait of kombu's pool to *seconds*, and close it if it cannot connect.
+
+        By default it waits for 30 s, and stays open.
+        """
+        transport = connection.transport
+        transport.__class__ = closing(transport.__class__)
         bounds = {"pool_timeout": seconds}
         connection.transport_options = {**bounds, **(connection.transport_options or {})}
 
