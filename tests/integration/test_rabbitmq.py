@@ -80,7 +80,8 @@ def test_a_worker_that_was_resumed_stops_at_once(
     asked_at = now()
     worker.term()
     assert worker.wait(30) == 0
-    assert now() - asked_at < SILENCE / 2
+    # A green worker without leases needs 5 s as well.
+    assert now() - asked_at < SILENCE
 
 
 @kinds
