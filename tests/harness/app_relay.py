@@ -83,6 +83,15 @@ def silent(self: Task[Any, Any], seconds: float, *, context: ToolContext) -> Non
             time.sleep(seconds)
 
 
+@app.task(name="relay.once", base=LeasedTask, bind=True)
+def once(self: Task[Any, Any], seconds: float, first: bool, *, context: ToolContext) -> None:
+    """Work for some seconds with one beat, at their beginning or at their end."""
+    with noted(self, context):
+        time.sleep(0 if first else seconds)
+        context.beat()
+        time.sleep(seconds if first else 0)
+
+
 @app.task(name="relay.limited", base=LeasedTask, bind=True, rate_limit="10/m")
 def limited(self: Task[Any, Any], *, context: ToolContext) -> None:
     """Do nothing, every six seconds at most."""

@@ -186,10 +186,10 @@ class Bench:
         assert held.slot
         self.board.write_time(held.slot, cell, self.clock.now() if seconds is None else seconds)
 
-    def enter(self, held: LeaseEntry, span: Span) -> None:
+    def enter(self, held: LeaseEntry, span: Span, *, beaten: bool = False) -> None:
         """Come to a span of the run, as the task's process does."""
         assert held.slot
-        spans.enter(self.board, held.slot, span)
+        spans.enter(self.board, held.slot, span, beaten=beaten)
 
     def beat(self, held: LeaseEntry) -> None:
         """Beat as the task does while its gate is open."""

@@ -36,15 +36,28 @@ class Span(IntEnum):
         return self in (Span.STORING, Span.RETRYING)
 
 
-def enter(board: Board, slot: Slot, span: Span) -> None:
-    """Write that the run has entered a span. For the task's side."""
-    board.cells[slot.first + IN_SPAN] = slot.mark | span
+#: Beside the span in its cell: the body has returned, and it beat.
+BEATEN = 1 << 7
+
+
+def enter(board: Board, slot: Slot, span: Span, *, beaten: bool = False) -> None:
+    """Write that the run has entered a span, and that its body beat. For the task's side."""
+    board.cells[slot.first + IN_SPAN] = slot.mark | span | (BEATEN if beaten else 0)
 
 
 def current(board: Board, slot: Slot | None) -> Span:
     """Return the run's span; the first one if it has written none."""
+    return Span(_written(board, slot) & ~BEATEN)
+
+
+def has_beaten(board: Board, slot: Slot | None) -> bool:
+    """Whether the run's body has returned, and beat at least once."""
+    return bool(_written(board, slot) & BEATEN)
+
+
+def _written(board: Board, slot: Slot | None) -> int:
     value = 0 if slot is None else board.cells[slot.first + IN_SPAN]
-    return Span(value & FLAG_MASK) if slot and value >> FLAG_BITS == slot.generation else Span(0)
+    return value & FLAG_MASK if slot and value >> FLAG_BITS == slot.generation else 0
 
 
 def proof_of_life(span: Span, started_at: float, extension: float, now: float) -> float:

@@ -66,14 +66,15 @@ def advice_for(pace: Pace, outage: float) -> Advice | None:
     """
     if not pace.runs:
         return None
+    notes = []
     if pace.silent and pace.silent == pace.runs:
-        why = "no beat was seen: let it beat, or keep it by its process"
-        return _advice(pace, Mode.DAEMON, 0.0, outage, why)
-    if _fitting(pace.longest_gap, outage) is None:
-        why = "its gaps are too long: let it beat more often"
-        return _advice(pace, Mode.DAEMON, 0.0, outage, why)
-    few = f"only {counted(pace.runs, 'run')} so far: observe it longer" if pace.runs < FEW else ""
-    return _advice(pace, Mode.HEARTBEAT, pace.longest_gap, outage, few)
+        notes.append("no beat was seen: let it beat, or keep it by its process")
+    elif _fitting(pace.longest_gap, outage) is None:
+        notes.append("its gaps are too long: let it beat more often")
+    mode, gap = (Mode.DAEMON, 0.0) if notes else (Mode.HEARTBEAT, pace.longest_gap)
+    if pace.runs < FEW:
+        notes.append(f"only {counted(pace.runs, 'run')} so far: observe it longer")
+    return _advice(pace, mode, gap, outage, "; ".join(notes))
 
 
 def _advice(pace: Pace, mode: Mode, gap: float, outage: float, why: str) -> Advice:

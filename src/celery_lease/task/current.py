@@ -102,11 +102,16 @@ def leased_context(ticket: Ticket, task_id: str) -> ToolContext:
     return context
 
 
-def enter_span(context: ToolContext, span: Span) -> None:
-    """Enter a span of the run; its body begins with a beat."""
+def enter_span(context: ToolContext, span: Span, *, beaten: bool = False) -> None:
+    """Enter a span of the run; its body begins with a beat. *beaten*: the body has beaten since."""
     if span is Span.BODY and context._board.owns(context._slot):
         context._board.write_time(context._slot, BEAT, host_seconds())
-    spans.enter(context._board, context._slot, span)
+    spans.enter(context._board, context._slot, span, beaten=beaten)
+
+
+def last_beat(context: ToolContext) -> float:
+    """Return the time of a run's last beat, in host seconds."""
+    return context._board.read_time(context._slot, BEAT)
 
 
 def end_lease(context: ToolContext, outcome: Outcome) -> None:

@@ -5,6 +5,7 @@ Invariant: the outcome is written once, when it is stored, and the lease ends wi
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from celery_lease.board import Outcome
 from celery_lease.board.spans import Span
-from celery_lease.task.current import close_progress, end_lease, enter_span, was_released
+from celery_lease.task.current import (
+    close_progress,
+    end_lease,
+    enter_span,
+    last_beat,
+    was_released,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +40,8 @@ class Run:
     context: ToolContext
     ticket: Ticket
     span: Span = field(default=Span.STARTING, init=False)
+    body_since: float = field(default=math.inf, init=False)  #: its first beat, in host seconds
+    beaten: bool = field(default=False, init=False)  #: its body beat once more, and has returned
     outcome: Outcome = field(default=Outcome.UNREPORTED, init=False)
     tries: int = field(default=0, init=False)  #: failed attempts to store its outcome
     goes_on: bool = field(default=False, init=False)  #: it is retried, and the retry is sent
@@ -57,6 +66,7 @@ class Run:
     def body(self) -> Iterator[None]:
         """Enter the body, whose beats count, and leave it."""
         self._enter(Span.BODY)
+        self.body_since = last_beat(self.context)
         try:
             yield
         finally:
@@ -66,6 +76,7 @@ class Run:
         """Enter the span in which the outcome is stored, even if the body was not reached."""
         if not self.span.stores and not self.is_over:
             close_progress(self.context)
+            self.beaten = last_beat(self.context) > self.body_since
             self._enter(Span.STORING)
 
     def failed_to_store(self) -> bool:
@@ -83,7 +94,7 @@ class Run:
 
     def _enter(self, span: Span) -> None:
         self.span = span
-        enter_span(self.context, span)
+        enter_span(self.context, span, beaten=self.beaten)
 
     @contextmanager
     def current(self) -> Iterator[None]:

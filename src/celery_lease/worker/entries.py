@@ -71,7 +71,7 @@ class LeaseEntry:
     pid: int | None = None
     beat: float = 0.0  #: the task's own last beat; other proofs of progress may count for the lease
     quiet: float = 0.0  #: the end of the quiet period that the task declared
-    beats: int = 0  #: beats in the task's body that the keeper saw, after the first
+    beats: int = 0  #: beats in the task's body after the first that this process knows of
     gap: float = 0.0  #: the longest between two of them, in seconds
     begun: bool = False  #: an end without an outcome is a loss from here on
     #: Seconds after the death of its process in which the pool has to report it: the task's own

@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from celery_lease import board as beatboard
-from celery_lease.board import standstill, starting
+from celery_lease.board import spans, standstill, starting
 from celery_lease.core.loss import FLAG_RELEASED, FLAGS_ENDED
 from celery_lease.worker import fork_safety
 from celery_lease.worker.paces import Paces
@@ -123,6 +123,7 @@ class EntryTable:
     def _note_pace(self, entry: LeaseEntry) -> None:
         started = entry.lease.started_at or self.started_at(entry)
         beat = self.board.read_time(entry.slot, beatboard.BEAT) if entry.slot else 0.0
+        entry.beats += spans.has_beaten(self.board, entry.slot)
         self.paces.ended(entry, started, beat, self.clock.now())
 
     def _withdraw(self, entry: LeaseEntry) -> bool:

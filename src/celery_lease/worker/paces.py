@@ -1,7 +1,8 @@
 """Measures how often the tasks of this worker beat and how long they run, for ``lease advise``.
 
 The keeper sees the beats, so a beat costs nothing more; the precision of a gap is the keeper's
-interval. Guarded by the lock of the registry.
+interval. Whether there was any beat is what the task's process wrote at the end of the body: the
+keeper may not have looked in between. Guarded by the lock of the registry.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from celery_lease.core.stats import MOST_PAIRS, OTHERS
 if TYPE_CHECKING:
     from celery_lease.worker.entries import LeaseEntry
 
-#: Seconds of a run after which the keeper has looked often enough to have seen a beat.
+#: A shorter run says nothing about a task that beats rarely, in seconds.
 SEEN = 2.0
 
 
@@ -30,7 +31,7 @@ class Paces:
         if entry.span is not Span.BODY:
             return
         if span.stores:
-            self._gap(entry, entry.beat, now)
+            self._gaps(entry, entry.beat, beat, now)
         elif beat > entry.beat:
             entry.beats += 1
             self._gap(entry, entry.beat, beat)
@@ -45,9 +46,7 @@ class Paces:
             pace.lost += 1
             return
         if not entry.span.stores:  # the end of its body was not seen
-            seen = max(entry.beat, started)
-            last = max(seen, beat)  # the keeper has not seen it: the longer part is the gap
-            self._gap(entry, *((seen, last) if last - seen > now - last else (last, now)))
+            self._gaps(entry, max(entry.beat, started), beat, now)
         pace.runs += 1
         pace.longest_run = max(pace.longest_run, now - started)
         pace.silent += not entry.beats and now - started > SEEN
@@ -56,6 +55,11 @@ class Paces:
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return the paces for JSON, by task."""
         return {name: pace.to_dict() for name, pace in self._paces.items()}
+
+    def _gaps(self, entry: LeaseEntry, seen: float, beat: float, now: float) -> None:
+        """Record the gap at the end of a body, with a last beat that the keeper had not *seen*."""
+        last = max(seen, beat)
+        self._gap(entry, *((seen, last) if last - seen > now - last else (last, now)))
 
     def _gap(self, entry: LeaseEntry, since: float, until: float) -> None:
         """Record a gap between two beats; declared quiet periods do not count."""

@@ -125,6 +125,24 @@ def test_a_run_without_a_beat_is_silent_and_a_short_one_tells_nothing_of_that(
     assert (pace.runs, pace.silent, pace.longest_gap) == (2, 1, 2.5)
 
 
+def test_a_beat_that_the_keeper_does_not_see_is_a_beat(bench: Bench) -> None:
+    """Before its first look at the body, or after the last one: the run says so at its end."""
+    for tag, looks_first, before, after in (("a", False, 0.25, 2.5), ("b", True, 2.5, 0.25)):
+        held = bench.run(tag)
+        if looks_first:
+            bench.passed()
+        bench.clock.advance(before)
+        bench.beat(held)
+        if not looks_first:
+            bench.passed()
+        bench.clock.advance(after)
+        bench.enter(held, Span.STORING, beaten=True)
+        bench.passed()
+        bench.leases.complete(tag)
+    pace = pace_of(bench)
+    assert (pace.runs, pace.silent, pace.longest_gap) == (2, 0, 2.5)
+
+
 def test_a_loss_is_no_run_and_what_did_not_start_is_nothing(bench: Bench) -> None:
     """The silence of a task that hangs is no gap of healthy work."""
     bench.receive("a")
@@ -167,6 +185,7 @@ def test_a_worker_tells_it_when_it_is_asked(bench: Bench) -> None:
         (paced(200.0), 0, "heartbeat", 450, ""),
         (paced(5000.0), 60, "daemon", 90, "too long"),
         (paced(40.0, silent=100), 60, "daemon", 90, "no beat was seen"),
+        (paced(40.0, silent=1, runs=1), 60, "daemon", 90, "by its process; only 1 run so far"),
         (paced(40.0, silent=99), 60, "heartbeat", 180, ""),
         (paced(1.0, runs=1), 60, "heartbeat", 90, "only 1 run so far"),
     ],

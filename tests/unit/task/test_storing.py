@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,25 @@ def test_the_context_is_there_from_the_first_signal_to_the_last(
         ("task_postrun", "STORING", False, done),
     ]
     assert delivery.board.read_progress(delivery.slot).note == "body"
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_a_run_tells_whether_its_body_beat(
+    app: Celery, delivery: Delivery, receivers: Callable[..., None], *, beats: bool
+) -> None:
+    """Hooks do not count, nor does the beat with which a body begins."""
+
+    @leased(app)
+    def task() -> None:
+        time.sleep(0.001)  # the board's times are rounded
+        if beats:
+            current_context().beat()
+
+    receivers("task_prerun", lambda **_: current_context().beat())
+    receivers("task_success", lambda **_: current_context().beat())
+    delivery.trace(task)
+    assert spans.has_beaten(delivery.board, delivery.slot) is beats
+    assert span(delivery) is Span.STORING
 
 
 @pytest.mark.parametrize(
