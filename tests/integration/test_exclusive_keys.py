@@ -299,7 +299,7 @@ def test_who_waits_is_a_row_of_status_and_of_the_page(scene: Scene, tmp_path: Pa
     assert {_where(row) for row in document["parked_messages"]} == ROWS
     assert (document["parked"], document["more_parked"]) == ({"celery": 3}, 0)
     table = shell("status", "-t", "2")
-    assert "waits for key k:a, position 2" in table
+    assert "position 2 for key k:a" in table
     assert "2 leases, 1 worker\n3 messages parked, waiting for an exclusive key" in table
     uses = {use["key"]: use for use in json.loads(run(scene, "--json"))["keys"]}
     parked = json.loads(shell("explain", "--json", "a3", "-t", "1"))["parked"]
@@ -313,7 +313,7 @@ def test_who_waits_is_a_row_of_status_and_of_the_page(scene: Scene, tmp_path: Pa
 
         eventually(lambda: {_where(row) for row in board()["parked_messages"]} == ROWS, 30)
         assert board()["leases"] == []
-        assert b"waits for key k:a, position 2" in server.get("/?state=parked")
+        assert b"position 2 for key k:a" in server.get("/?state=parked")
         assert json.loads(server.get("/task.json?id=a3"))["parked"] == parked
         assert json.loads(server.get("/task.json?id=a1"))["parked"] is None
 

@@ -298,6 +298,29 @@ def test_a_broker_that_goes_and_comes_back_is_told(stage: Stage, pages: list[Pag
     expect(page.get_by_role("alert")).to_have_count(0, timeout=LATER)
 
 
+@pytest.mark.parametrize("width", [390, 1000, 1280])
+def test_what_comes_next_is_seen_on_a_window_of_any_width(stage: Stage, width: int) -> None:
+    """The note of a row, all links of the header, and times in the reader's zone."""
+    held, waits = stage.send("video.render", 300), stage.send("video.render", 300)
+    context = stage.browser.new_context(
+        viewport={"width": width, "height": 800}, timezone_id="Asia/Tokyo", locale="en-GB"
+    )
+    page = context.new_page()
+    page.goto(f"{stage.server.url}/?state=parked")
+    row = row_of(page, waits)
+    expect(row.locator(".c-note")).to_have_text("position 1 for key screen", timeout=SOON)
+    shown = "element => element.scrollWidth <= element.clientWidth + 1"
+    assert row.locator(".c-note").evaluate(shown)
+    assert row.locator(".c-worker").is_visible() is (width > 900)
+    assert page.locator(".top nav").evaluate(shown)
+    page.goto(f"{stage.server.url}/task?id={held}")
+    time = page.locator(".lines time").first
+    expect(time).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$|, \d\d:\d\d:\d\d$"), timeout=SOON)
+    utc = time.get_attribute("title") or ""
+    assert int((time.text_content() or "").split(":")[0][-2:]) == (int(utc[11:13]) + 9) % 24
+    context.close()
+
+
 def test_every_page_can_be_read_without_eyes_or_mouse(stage: Stage, pages: list[Page]) -> None:
     """Axe finds nothing, light and dark; nothing is wider than the window."""
     task_id = stage.send("video.render", 300)

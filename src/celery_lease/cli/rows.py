@@ -91,7 +91,7 @@ def note(row: LeaseRow) -> str:
     Of a parked message: what it waits for.
     """
     if row.position is not None:
-        return f"waits for key {row.key}, position {row.position}"
+        return f"position {row.position} for key {row.key}"
     if row.runs_again_in is not None:
         verb = "goes back" if row.state == RESTING else "runs again"
         return f"{verb} in about {span(row.runs_again_in)}"

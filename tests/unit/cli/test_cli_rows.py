@@ -145,7 +145,7 @@ def test_what_is_parked_comes_last_and_has_no_lease() -> None:
         assert sorted(order[:2]) == ["a", "b"]
     assert [each.id for each in rows.in_order([*waiting, *leases], "held")] == ["b", "a", "y", "x"]
     cells = rows.cells(waiting[0], 11.0)
-    assert cells[3:] == ("parked", "10s", "-", "-", "-", "waits for key k, position 1", "-")
+    assert cells[3:] == ("parked", "10s", "-", "-", "-", "position 1 for key k", "-")
 
 
 def test_times_go_on_between_two_replies() -> None:

@@ -203,12 +203,13 @@ def test_the_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     report = Report(
         app="video",
         broker="redis://**@h",
-        findings=[ok("broker.reached", "it answers"), error("redis.x", HOSTILE, "why", "do")],
+        findings=[ok("broker.reached", "it answers"), error("redis.x", HOSTILE, "", "Try `<b>`.")],
     )
     monkeypatch.setattr("celery_lease.web.pages.examine", lambda *_: report)
     watch = Still()
     shown = page(watch, "/doctor")
     assert "<img" not in shown
+    assert "Try <code>&lt;b&gt;</code>." in shown
     assert "1 error, 1 ok" in shown
     assert client(watch).get("/doctor.json").json() == report_facts(report)
 
@@ -230,12 +231,14 @@ def test_a_task_has_its_lease_its_history_and_what_comes_next(
     assert "<img" not in shown
     for each in (
         "Next: its lease expires in",
+        "since 2023-11-14 22:13:20 UTC",
         "process died (SIGKILL)",
         "w1@here:7:ab",
         "Cancel…",
         "token 0",
     ):
         assert each in said
+    assert '<time datetime="2023-11-14T22:13:20+00:00">2023-11-14 22:13:20 UTC</time>' in shown
     assert "Cancel…" not in text_of(page(watch, "/task?id=id-00000", read_only=True))
     document = client(watch).get("/task.json?id=id-00000").json()
     assert document.keys() == task_document(facts, NOW).keys()
