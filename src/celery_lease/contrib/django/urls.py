@@ -66,7 +66,7 @@ def lease_urls(
             user=lambda scope: str(scope[USER]),
             read_only=not changes,
             show_args=show_args,
-            secret=salted_hmac(NAMESPACE, "page").hexdigest(),
+            secret=salted_hmac(NAMESPACE, "page", algorithm="sha256").hexdigest(),
             watch=watch,
         )
         for changes in (False, True)
