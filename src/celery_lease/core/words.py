@@ -18,6 +18,11 @@ def plain(value: float) -> str:
     return f"{value:.12g}"
 
 
+def sentence(text: str) -> str:
+    """Return a part of a line as a sentence: with a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text[-1:] in '.?!' else '.'}"
+
+
 def ordinal(number: int) -> str:
     """Return an ordinal number: 1st, 2nd, 3rd, 4th, 11th, 21st."""
     endings = {1: "st", 2: "nd", 3: "rd"}

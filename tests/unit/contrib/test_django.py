@@ -245,7 +245,7 @@ def test_checks_are_the_doctor_s(app: Celery, settings: dict[str, Any], found: l
     app.conf.update(settings)
     assert ids() == [f"celery_lease.{each}" for each in found]
     for each in checks.check_leases(None):
-        assert each.hint
+        assert each.hint[0].isupper(), each.hint
         assert "cret" not in f"{each.msg}{each.hint}"
 
 

@@ -11,7 +11,7 @@ from celery_lease.cli.broker import ESCAPE, MISREAD
 from celery_lease.core.findings import Finding, error, notice, ok, warning
 from celery_lease.core.policy import warnings_of
 from celery_lease.core.secrets import is_misread
-from celery_lease.core.words import counted, page, plain
+from celery_lease.core.words import counted, page, plain, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ def check_errors(errors: Sequence[LeaseConfigError]) -> Iterator[Finding]:
                 "settings.rule",
                 f"{each.origin}: {replace(fault, hint='')}",
                 "A worker with leased tasks does not start with it.",
-                fault.hint or REFERENCE,
+                sentence(fault.hint) or REFERENCE,
             )
 
 
@@ -92,7 +92,8 @@ def _senseless(case: Case, loaded: Settings) -> Iterator[Finding]:
 def _warned(origin: str, line: str) -> Finding:
     what, _, rest = line.partition(": ")
     why, _, remedy = rest.partition("; ")
-    return warning("settings.sense", f"{origin}: {what}", why, remedy or REFERENCE)
+    what = f"{origin}: {what}"
+    return warning("settings.sense", what, sentence(why), sentence(remedy) or REFERENCE)
 
 
 def _backend(case: Case) -> Finding:
