@@ -212,7 +212,8 @@ def _proposal(advice: Advice) -> str:
 
 def _evidence(pace: Pace) -> str:
     gaps = pace.gaps.total()
-    text = f"{counted(pace.runs, 'run')}, the longest {span(pace.longest_run)}"
+    text = counted(pace.runs, "run")
+    text += f", the longest {span(pace.longest_run)}" if pace.runs else ""
     if gaps:
         text += f"; {counted(gaps, 'gap')} between beats, half of them up to "
         text += f"{span(pace.quantile(0.5))}, 99 % up to {span(pace.quantile(0.99))}, the longest "

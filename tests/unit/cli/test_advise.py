@@ -244,7 +244,8 @@ def test_what_never_ran_to_its_end_gets_no_advice() -> None:
     """Nor a line in the configuration."""
     paces = {"t.new": paced(1.0, runs=0)}
     assert advice_for(paces["t.new"], 60) is None
-    assert "t.new: nothing to go by yet" in "\n".join(in_words(paces, 60))
+    text = "\n".join(in_words(paces, 60))
+    assert "t.new: nothing to go by yet\n  seen: 0 runs; 1 gap between beats" in text
     assert len(list(in_python(paces, 60, Spelling("", frozenset())))) == 2
     assert document(paces, 60)["tasks"][0]["proposed"] is None
     (ran,) = document({"t": paced(1.0)}, 60)["tasks"]
