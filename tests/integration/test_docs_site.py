@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
+import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +40,24 @@ def telephone() -> Iterator[Page]:
     program = chromium() or pytest.skip("chromium is not installed")
     with browsing(program) as browser:
         yield browser.new_page(viewport={"width": 390, "height": 844})
+
+
+def test_a_reader_chooses_the_version(site: Path, telephone: Page, tmp_path: Path) -> None:
+    """As it is published: a directory for each, and a list of them."""
+    for name in ("dev", "latest"):
+        (tmp_path / name).symlink_to(site)
+    versions = [{"version": "dev", "title": "dev", "aliases": []}]
+    versions += [{"version": "1.2", "title": "1.2", "aliases": ["latest"]}]
+    (tmp_path / "versions.json").write_text(json.dumps(versions))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        telephone.goto(f"http://127.0.0.1:{server.server_port}/latest/settings/")
+        telephone.wait_for_selector(".md-version__current")
+        assert telephone.locator(".md-version__current").text_content() == "1.2"
+        links = telephone.locator(".md-version__link")
+        assert [each.strip() for each in links.all_text_contents()] == ["dev", "1.2"]
+        server.shutdown()
 
 
 def test_no_page_scrolls_sideways(site: Path, telephone: Page) -> None:

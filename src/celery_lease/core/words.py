@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def page(name: str) -> str:
     """Return the address of a page of the documentation."""
-    return f"https://celery-lease.github.io/celery-lease/{name}/"
+    return f"https://celery-lease.github.io/celery-lease/latest/{name}/"
 
 
 def counted(number: int, thing: str, things: str = "") -> str:

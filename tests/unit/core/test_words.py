@@ -53,4 +53,4 @@ def test_every_page_that_a_text_names_can_be_read_by_whoever_installed_the_packa
     docs = Path(__file__).parents[3] / "docs"
     assert {name for name in names if not (docs / f"{name}.md").exists()} == set()
     site = "https://celery-lease.github.io/celery-lease"
-    assert page("settings") == f"{site}/settings/"
+    assert page("settings") == f"{site}/latest/settings/"
