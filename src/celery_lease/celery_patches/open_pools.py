@@ -35,5 +35,10 @@ class _Closing:
 
 @cache
 def closing(transport: Any) -> Any:
-    """Return a subclass of a pgmq transport class that closes its pool if it cannot connect."""
+    """Return a subclass of a pgmq transport class that closes its pool if it cannot connect.
+
+    The class itself, if it does so already.
+    """
+    if issubclass(transport, _Closing):
+        return transport
     return type(transport.__name__, (_Closing, transport), {})
