@@ -269,6 +269,7 @@ def _unanswered(
             row = replace(
                 row,
                 started_at=old.started_at,
+                extension=old.extension,
                 progress=old.progress,
                 max_deliveries=old.max_deliveries,
             )

@@ -25,6 +25,11 @@ def test_examples_are_python_and_import_what_exists(block: str) -> None:
             assert {name.name for name in node.names} <= set(celery_lease.__all__)
 
 
+def test_it_is_short() -> None:
+    """What a reader wants to know first; the pages have the rest."""
+    assert len(TEXT.splitlines()) <= 150
+
+
 def test_every_public_name_is_mentioned_somewhere_in_the_docs() -> None:
     """A new public name needs a line."""
     docs = TEXT + "".join(path.read_text() for path in (README.parent / "docs").rglob("*.md"))

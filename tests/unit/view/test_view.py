@@ -33,6 +33,7 @@ def said(tag: str, **facts: Any) -> dict[str, Any]:
         "deliveries": 1,
         "losses": 0,
         "max_deliveries": 3,
+        "extension": 30.0,
         "token": 5,
     }
     return {**usual, **facts}
@@ -101,7 +102,8 @@ def test_a_lease_of_a_dead_worker_is_orphaned_and_says_when_it_runs_again() -> N
     rows = {row.tag: row for row in place.look().rows}
     assert (rows["a"].state, rows["a"].runs_again_in) == ("orphaned", 25.0)
     assert (rows["a"].hostname, rows["a"].worker) == ("w1@h", W1)
-    assert (rows["a"].progress.note, rows["a"].max_deliveries) == ("encoding", 3)
+    kept = (rows["a"].progress.note, rows["a"].max_deliveries, rows["a"].extension)
+    assert kept == ("encoding", 3, 30.0)
     assert rows["b"].state == "running"
     place.now += 20.0
     (orphan,) = (row for row in place.collector.view(place.now).rows if row.tag == "a")
