@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
+import redis
 from kombu import Exchange, Queue
 from kombu.transport.redis import Channel
 
@@ -16,10 +17,6 @@ from celery_lease.brokers.redis.watch import Refused
 from celery_lease.core.delivery import Answer
 from harness.lease_desk import Bench, Desk, bodies
 from harness.waiting import eventually
-
-if TYPE_CHECKING:
-    import redis
-
 
 pytestmark = pytest.mark.compat
 
@@ -399,3 +396,23 @@ def test_a_message_that_was_not_claimed_takes_no_place_in_the_window(bench: Benc
     assert len(desk.channel.qos._delivered) == 1
     (again,) = bench.desk().receive()
     assert (again.payload, again.claim.deliveries, again.claim.losses) == ("a", 1, 0)
+
+
+@pytest.mark.parametrize("kind", ["", "_index", ".leases", ".claims", ".token"])
+def test_a_message_that_cannot_be_recorded_stays_at_its_place(
+    bench: Bench, client: redis.Redis, kind: str
+) -> None:
+    """A key of ours that another program has overwritten; the message is taken later."""
+    head = {"headers": {"task": "t", "id": "1"}, "properties": {"delivery_tag": "d"}}
+    texts = [json.dumps({"body": number, **head}).encode() for number in range(2)]
+    client.lpush("q", *texts)
+    client.lpush(f"unacked{kind}", "of another type")
+    leased = ['"w"', "t", 30.0]
+    take = bench.desk().driver.arrive("tag", 5.0, {"q": "q"}, by_name=False, claims=leased)
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        client.execute_command(*take)
+    assert client.lrange("q", 0, -1) == texts[::-1]
+    client.delete(f"unacked{kind}")
+    reply: Any = client.execute_command(*take)
+    assert reply[:2] == [b"q", texts[0]]
+    assert client.lrange("q", 0, -1) == texts[:0:-1]

@@ -331,8 +331,11 @@ class LeaseMachine(RuleBasedStateMachine):
     def complete(self, worker: int, which: list[int]) -> None:
         tags = self.pick(which)
         stale = self.stale(tags)
+        driver = self.driver(worker)
+        # Whoever has claimed a message knows whether it has a key; here others acknowledge as well.
+        driver.claims_keys = any(self.model.wants[tag.partition("#")[0]] for tag in tags)
         expected = [self.model.complete(tag) for tag in tags]
-        self.agree_on_tags("complete", self.driver(worker).complete(tags), expected, stale)
+        self.agree_on_tags("complete", driver.complete(tags), expected, stale)
 
     @precondition(lambda self: self.may_hold())
     @rule(worker=workers, which=batches, orderly=st.booleans(), front=st.booleans())

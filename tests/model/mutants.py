@@ -28,18 +28,36 @@ class Mutant:
         return text.replace(self.old, self.new)
 
 
+#: Faults of both scripts that acknowledge: name, old words, new words.
+ACKS = [
+    (
+        "an ack is not asked about",
+        "answers[i] = redis.call('ZREM', KEYS[1], tag)",
+        "redis.call('ZREM', KEYS[1], tag) answers[i] = 1",
+    ),
+    ("an ack leaves the text", "    redis.call('HDEL', KEYS[2], tag)", ""),
+    (
+        "an ack leaves the index",
+        "redis.call('ZREM', KEYS[1], tag)",
+        "redis.call('ZSCORE', KEYS[1], tag) and 1 or 0",
+    ),
+    ("an ack leaves the lease", "redis.pcall('ZREM', KEYS[3], tag)", ""),
+    (
+        "an ack takes the next holder's",
+        "for i, tag in ipairs(ARGV) do",
+        (
+            "for i, tag in ipairs(ARGV) do\n"
+            "  for _, each in ipairs(redis.call('HKEYS', KEYS[2])) do\n"
+            "    tag = string.sub(each, 1, -13) == string.sub(tag, 1, -13) and each or tag\n"
+            "  end"
+        ),
+    ),
+]
+
 MUTANTS = [
     # ---------------------------------------------------------------------- arrive.lua, record.lua
-    Mutant(
-        "it also stays in its list", "arrive", "'LTRIM', KEYS[i], 0, -2", "'LTRIM', KEYS[i], 0, -1"
-    ),
-    Mutant("the youngest arrives first", "arrive", "'LINDEX', KEYS[i], -1", "'LINDEX', KEYS[i], 0"),
-    Mutant(
-        "the youngest leaves its list",
-        "arrive",
-        "'LTRIM', KEYS[i], 0, -2",
-        "'LTRIM', KEYS[i], 1, -1",
-    ),
+    Mutant("it also stays in its list", "arrive", "'RPOP', KEYS[i]", "'LINDEX', KEYS[i], -1"),
+    Mutant("the youngest arrives first", "arrive", "'RPOP', KEYS[i]", "'LPOP', KEYS[i]"),
     Mutant("no reaper hears of it", "arrive", "{'ZADD', KEYS[3], expiry, tag},"),
     Mutant("plain sweeps do not see it", "arrive", "{'ZADD', KEYS[1], expiry, tag}, "),
     Mutant("it never goes back", "arrive", "seconds or ARGV[2]", "seconds or 100 * ARGV[2]"),
@@ -82,7 +100,7 @@ MUTANTS = [
         "not (is_kept(ARGV[5]) or true)",
     ),
     Mutant("an arrival outlives its claim", "claim", "  settle(ARGV[5])"),
-    Mutant("a token comes twice", "claim", "or 0) + 1", "or 0)"),
+    Mutant("a token comes twice", "claim", "'%.0f', last + 1", "'%.0f', last"),
     Mutant("tokens do not follow the clock", "claim", "tonumber(time[1]) * 1000000 +", "0 +"),
     Mutant("a lease is the time of delivery", "claim", "now + tonumber(ARGV[3])", "now"),
     Mutant("no reaper hears of it", "claim", "{'ZADD', KEYS[3], expiry, tag},"),
@@ -126,29 +144,11 @@ MUTANTS = [
         "redis.call('ZADD', KEYS[3], 'XX', unpack(moves))",
     ),
     Mutant("all get the first one's seconds", "extend", "now + seconds[i]", "now + seconds[1]"),
-    # ------------------------------------------------------------------------------- complete.lua
-    Mutant(
-        "an ack is not asked about",
-        "complete",
-        "answers[i] = redis.call('ZREM', KEYS[1], tag)",
-        "redis.call('ZREM', KEYS[1], tag) answers[i] = 1",
-    ),
-    Mutant("an ack leaves the text", "complete", "    redis.call('HDEL', KEYS[2], tag)"),
-    Mutant(
-        "an ack leaves the index",
-        "complete",
-        "redis.call('ZREM', KEYS[1], tag)",
-        "redis.call('ZSCORE', KEYS[1], tag) and 1 or 0",
-    ),
-    Mutant("an ack leaves the lease", "complete", "redis.pcall('ZREM', KEYS[3], tag)"),
-    Mutant(
-        "an ack takes the next holder's",
-        "complete",
-        "for i, tag in ipairs(ARGV) do",
-        "for i, tag in ipairs(ARGV) do\n"
-        "  for _, each in ipairs(redis.call('HKEYS', KEYS[2])) do\n"
-        "    tag = string.sub(each, 1, -13) == string.sub(tag, 1, -13) and each or tag\n"
-        "  end",
+    # --------------------------------------------------------------- acknowledge.lua, complete.lua
+    *(
+        Mutant(name, script, old, new)
+        for script in ("acknowledge", "complete")
+        for name, old, new in ACKS
     ),
     # ------------------------------------------------------------------------------ requeue.lua
     Mutant(

@@ -14,7 +14,8 @@
 --       waits an empty text and, as lines, the numbers of the queues that it watches, how many keys
 --       are no lists, and the error of one of them. Such a key does not keep others from theirs.
 --
--- From its list into the record in one step: whoever asked may be dead by now. What is not claimed,
+-- From its list into the record in one step: whoever asked may be dead by now. What cannot be
+-- recorded goes back. What is not claimed,
 -- or taken by a consumer without leases, before the seconds are over goes back as it came, by a
 -- reaper. The text is stored in kombu's form, so that a plain kombu sweep can restore it too.
 -- A claim for the usual time, which a busy worker asks for, spares it a second call for nearly every
@@ -51,11 +52,15 @@ local function ring(number)
   end
 end
 
+-- Whether something is left of a list, and nobody was called for it; mostly, one command tells.
+local function is_unheard(i, key)
+  return redis.pcall('EXISTS', KEYS[i], key) == 1 and redis.pcall('EXISTS', key) == 0
+end
+
 -- Have others come for what is left of a list, and pass on what this channel watches, or was to.
 local function ring_for(i)
-  local left = redis.call('EXISTS', KEYS[i]) == 1
   if me == '' then
-    if left and redis.call('EXISTS', KEYS[5]) == 0 then
+    if is_unheard(i, KEYS[5]) then
       redis.pcall('RPUSH', KEYS[5], '')
     end
     return
@@ -68,8 +73,9 @@ local function ring_for(i)
       ring(number)
     end
   end
-  if left then
-    ring((i - 6) % queues + 1)
+  local next_queue = (i - 6) % queues + 1
+  if is_unheard(i, bell(next_queue)) then
+    ring(next_queue)
   end
 end
 
@@ -124,12 +130,22 @@ local function usual(text)
     {token, task, id, name}
 end
 
+-- Record a text that was taken out of a list. Returns what the asker compares, or an error.
+local function arrived(i, text)
+  local queue = ARGV[i + 1]
+  local suffix = ', "", ' .. cjson.encode(queue) .. ']'
+  local seconds, fields, kept, read_of_it = usual(text)
+  return keep(ARGV[1], now + tonumber(seconds or ARGV[2]), '[' .. (kept or text) .. suffix,
+    '{' .. (fields or '"arriving": true, ') .. '"cut": ' .. #suffix .. ', "key": '
+      .. cjson.encode(KEYS[i]) .. ', "queue": ' .. cjson.encode(queue) .. '}') or read_of_it or {}
+end
+
 -- What an idle channel asks from time to time adds up; this is one command, whatever its lists.
 if is_so('i') and redis.call('EXISTS', unpack(KEYS, 6, 5 + lists)) == 0 then
   return nothing()
 end
 for i = 6, 5 + lists do
-  local text = redis.pcall('LINDEX', KEYS[i], -1)
+  local text = redis.pcall('RPOP', KEYS[i])
   if type(text) == 'table' then
     if not string.find(text.err, 'WRONGTYPE', 1, true) then
       return text
@@ -137,23 +153,13 @@ for i = 6, 5 + lists do
     wrong = 'WRONGTYPE key ' .. KEYS[i] .. ' is no list of messages: ' .. text.err
     wrongs = wrongs + 1
   elseif text then
-    local queue = ARGV[i + 1]
-    local suffix = ', "", ' .. cjson.encode(queue) .. ']'
-    redis.call('HDEL', KEYS[2], '')
-    local seconds, fields, kept, read_of_it = usual(text)
-    local err = keep(ARGV[1], now + tonumber(seconds or ARGV[2]), '[' .. (kept or text) .. suffix,
-      '{' .. (fields or '"arriving": true, ') .. '"cut": ' .. #suffix .. ', "key": '
-        .. cjson.encode(KEYS[i]) .. ', "queue": ' .. cjson.encode(queue) .. '}')
-    if err then
-      return err
-    end
-    local taken = redis.pcall('LTRIM', KEYS[i], 0, -2)
-    if taken.err then
-      settle(ARGV[1])
-      return taken
+    local kept, reply = pcall(arrived, i, text)
+    if not kept or reply.err then
+      redis.pcall('RPUSH', KEYS[i], text)
+      return kept and reply or redis.error_reply(type(reply) == 'table' and reply.err or reply)
     end
     ring_for(i)
-    return {KEYS[i], text, unpack(read_of_it or {})}
+    return {KEYS[i], text, unpack(reply)}
   end
 end
 return nothing()

@@ -1,4 +1,4 @@
--- Acknowledge messages, each only if its claim is still the asker's.
+-- Acknowledge messages, each only if its claim is still the asker's, and free their exclusive keys.
 --
 -- KEYS: unacked index, unacked, leases, claims
 -- ARGV: tags

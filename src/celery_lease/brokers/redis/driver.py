@@ -25,7 +25,7 @@ from celery_lease.brokers.redis.client import ANSWER_TIMEOUT
 from celery_lease.brokers.redis.dead import RedisDeadLetters
 from celery_lease.brokers.redis.keys import Keys
 from celery_lease.brokers.redis.plain import PlainSweep
-from celery_lease.brokers.redis.records import RedisRecords
+from celery_lease.brokers.redis.records import RESTS, RedisRecords
 from celery_lease.brokers.redis.server import Server
 from celery_lease.brokers.redis.sweeps import Sweeps
 from celery_lease.core.delivery import Answer, Capabilities, Renewal
@@ -80,6 +80,7 @@ class RedisDriver(VirtualDriver):
         """Prepare for the server and the keys of a kombu *channel*; nothing is sent."""
         self.keys = Keys.of(channel)
         self.lines: Sequence[str] = ()  #: keys whose lines were listed last
+        self.claims_keys = False  #: it may hold messages with exclusive keys
         self.server = Server(channel)
         self._sweeps = Sweeps(self.server, self.keys)
         self._plain = PlainSweep(channel)
@@ -155,6 +156,7 @@ class RedisDriver(VirtualDriver):
         keys = [*self.keys.claims, self.keys.token, self.keys.refusals]
         value = f"[{delivery.payload}{delivery.suffix}"
         exclusive = delivery.exclusive(terms)
+        self.claims_keys = self.claims_keys or exclusive is not None
         args = [delivery.tag, value, terms.seconds, delivery.record(terms), delivery.arrival]
         try:
             decides = "1" if exclusive is not None and exclusive.decides else ""
@@ -275,7 +277,9 @@ class RedisDriver(VirtualDriver):
 
     def complete(self, tags: Sequence[str]) -> list[Answer]:
         """Acknowledge messages."""
-        return self.server.ask("complete", self.keys.claims, list(tags), len(tags))
+        frees = self.claims_keys or any(each.endswith(RESTS) for each in tags)
+        script = "complete" if frees else "acknowledge"
+        return self.server.ask(script, self.keys.claims, list(tags), len(tags))
 
     def requeue(
         self,

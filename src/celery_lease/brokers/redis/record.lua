@@ -1,7 +1,7 @@
 -- Shared by all scripts that keep or move a message: the order in which nothing is lost.
 --
--- The text in the hash `unacked` is the message; what lies beside it only says whose it is. Every
--- script begins with an HDEL there (though_full.lua), so that taking a text away cannot fail any
+-- The text in the hash `unacked` is the message; what lies beside it only says whose it is. Most
+-- scripts begin with an HDEL there (though_full.lua), so that taking a text away cannot fail any
 -- more: what may fail comes before it, what only tidies up comes after it, in pcall.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
@@ -17,11 +17,13 @@ end
 -- Tokens only grow, also after the server lost its data: none is below the server's clock; a counter
 -- that is no number counts as none.
 local function next_token()
-  local last = tonumber(redis.call('GET', KEYS[2] .. '.token') or '0')
-  local token = math.max((last and last < 2 ^ 53 and last or 0) + 1,
-    tonumber(time[1]) * 1000000 + tonumber(time[2]))
+  local key, token = KEYS[2] .. '.token', tonumber(time[1]) * 1000000 + tonumber(time[2])
   local text = string.format('%.0f', token)
-  redis.call('SET', KEYS[2] .. '.token', text)
+  local last = tonumber(redis.call('SET', key, text, 'GET') or '0')
+  if last and last >= token and last < 2 ^ 53 then
+    text = string.format('%.0f', last + 1)
+    redis.call('SET', key, text)
+  end
   return text
 end
 

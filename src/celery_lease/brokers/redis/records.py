@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PAGE, DEEPEST = 500, 50_000
 #: Length of the suffix that a claim's tag has after the publisher's.
 NONCE = 13
-#: Suffix of the tag of a message in a backoff.
+#: Suffix of the tag of a message in a backoff, or parked.
 RESTS = "~"
 
 

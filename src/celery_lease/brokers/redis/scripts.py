@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from redis.commands.core import Script
 
 NAMES = (
+    "acknowledge",
     "adopt",
     "arrive",
     "begin",
@@ -28,10 +29,9 @@ NAMES = (
     "take",
     "unclaim",
 )
-#: Scripts without ``though_full.lua`` in front: the first writes nothing while its lists are empty,
-#: and otherwise begins with the same command; the second is not needed on a full server; the third
-#: writes nothing.
-_IDLE = frozenset({"arrive", "leave", "list"})
+#: Scripts without ``though_full.lua`` in front: the first two begin with a write of their own that
+#: needs no memory; the third is not needed on a full server; the last writes nothing.
+_WITHOUT = frozenset({"acknowledge", "arrive", "leave", "list"})
 #: Files that are put in front of the scripts that use them, in this order.
 _RESTORING = frozenset({"dead_letter", "requeue", "reap", "unclaim"})
 _EXCLUSIVE = frozenset({"claim", "complete", "take"}) | _RESTORING
@@ -47,7 +47,7 @@ _SHARED = {
 def source(name: str) -> str:
     """Return a script's text, with its shared parts in front."""
     shared = [part for part, users in _SHARED.items() if name in users]
-    parts = [*([] if name in _IDLE else ["though_full"]), *shared, name]
+    parts = [*([] if name in _WITHOUT else ["though_full"]), *shared, name]
     return "".join(files(__package__).joinpath(f"{part}.lua").read_text() for part in parts)
 
 

@@ -1,0 +1,52 @@
+"""Redis: what a leased task costs the server, beside one of stock Celery."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.app import PLAIN
+from harness.setup import Setup
+from harness.waiting import eventually
+from harness.workers import QUIET_PEERS, WorkerOptions
+
+if TYPE_CHECKING:
+    import redis
+
+    from harness.brokers import RedisServer
+    from harness.workers import WorkerFleet
+
+#: Tasks a worker; many enough that what a worker asks for at its start does not count.
+TASKS = 400
+#: Commands more than stock Celery sends for a task, those within scripts included.
+MORE = 6.0
+
+
+def commands(client: redis.Redis) -> int:
+    """Return how many commands the server has executed, those within scripts included."""
+    stats: Any = client.info("commandstats")
+    ours = ("cmdstat_llen", "cmdstat_zcard", "cmdstat_info")  # this test's
+    return sum(each["calls"] for name, each in stats.items() if name not in ours)
+
+
+def test_a_leased_task_costs_the_server_six_commands_more_than_a_plain_one(
+    valkey: RedisServer, fleet: WorkerFleet
+) -> None:
+    """Publishing aside. It was 12 more when each script began with a write of its own."""
+    setup = Setup(valkey.fresh_url())
+    app, client = setup.app(), valkey.client(setup.database)
+
+    def run(name: str, **env: str) -> float:
+        for _ in range(TASKS):
+            app.send_task(name, ignore_result=True)
+        before = commands(client)
+        extra = (*QUIET_PEERS, "--without-heartbeat")
+        worker = fleet.start(setup, WorkerOptions(module="benchmarks.app", extra=extra, env=env))
+        done = lambda: not client.llen("celery") and not client.zcard("unacked_index")  # noqa: E731
+        eventually(done, 60, every=0.5)
+        spent = commands(client) - before
+        worker.kill()
+        return spent / TASKS
+
+    plain = run("benchmark.plain", **{PLAIN: "1"})
+    assert plain > 5  # it was counted
+    assert run("benchmark.leased") < plain + MORE
