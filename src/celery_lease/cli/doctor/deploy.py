@@ -39,9 +39,9 @@ def check(case: Case, grace: float | None, levels: int, before: float) -> Iterat
         yield notice(
             "deploy.grace",
             f"grace period not checked: workers need more than {plain(needed)} s",
-            "What stops a worker cannot be seen from here.",
-            "Say it by --grace-period: terminationGracePeriodSeconds, TimeoutStopSec, "
-            "stopwaitsecs or stop_grace_period.",
+            "The time that a worker has before it is killed is not visible from here.",
+            "Pass it as --grace-period SECONDS: the value of terminationGracePeriodSeconds, "
+            "TimeoutStopSec, stopwaitsecs or stop_grace_period.",
         )
     elif grace > needed:
         yield ok("deploy.grace", f"a grace period of {plain(grace)} s is above {plain(needed)} s")

@@ -30,8 +30,8 @@ def check(case: Case) -> Iterator[Finding]:
             "tasks.plain",
             f"{counted(len(late), 'late-ack task')} without a lease{_longest(case, late)}: "
             f"{_names(late)}",
-            "One that takes longer than the broker waits for it is run again beside itself, and "
-            "what a killed worker ran is back only then.",
+            "If such a task takes longer than the broker's timeout, it is started again while it "
+            "runs. The task of a killed worker starts again only after that timeout.",
             f'Decorate them, or set lease_tasks = "all": {PAGE}.',
         )
     for name, why in _uncovered(case).items():
