@@ -17,4 +17,5 @@ class Use:
     patterns: tuple[str, ...] = ()  #: of queues that are named when they are needed
     published: tuple[Topic, ...] = ()  #: to fanout exchanges
     followed: tuple[Topic, ...] = ()  #: of fanout exchanges
+    keys: bool = False  #: tasks have exclusive keys
     by_hand: bool = False  #: the commands of ``celery lease`` are used, too

@@ -16,6 +16,8 @@ from kombu.utils.encoding import bytes_to_str
 
 from celery_lease import brokers
 from celery_lease.brokers.use import Topic, Use
+from celery_lease.task import keys
+from celery_lease.task.task import LeasedTask
 from celery_lease.worker import compat
 
 if TYPE_CHECKING:
@@ -125,6 +127,10 @@ def _use(app: Celery, loaded: Settings, *, sends_events: bool, gossips: bool, by
         patterns=tuple(patterns),
         published=tuple(published),
         followed=tuple(followed),
+        keys=any(
+            isinstance(task, LeasedTask) and keys.rule_of(type(task)) is not None
+            for task in list(app.tasks.values())
+        ),
         by_hand=by_hand,
     )
 

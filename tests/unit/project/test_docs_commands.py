@@ -97,8 +97,9 @@ def test_toml_and_sql_are_those_of_the_code(page: Path) -> None:
         assert tomllib.loads(block)["project"]["entry-points"]
         assert block.strip() in example
     if page.stem == "pgmq":
-        from celery_lease.brokers.pgmq import checkpoint
+        from celery_lease.brokers.pgmq import checkpoint, key_statements
 
         said = " ".join(" ".join(blocks(page.read_text(), "sql")).replace(";", " ").split())
-        for statement in (*checkpoint.CREATE.split(";"), f"{checkpoint.GRANT} worker"):
-            assert " ".join(statement.split()) in said
+        for module in (checkpoint, key_statements):
+            for statement in (*module.CREATE.split(";"), f"{module.GRANT} worker"):
+                assert " ".join(statement.split()) in said

@@ -25,9 +25,10 @@ in which they were sent, so a returned message is at the front.
 
 **Deliveries** are ``read_ct``. Orderly returns are counted under one key in the column ``headers``
 of the row itself, which survives redelivery and which kombu never reads; all other earlier
-deliveries were losses, also those that plain kombu returned. The database needs no table and no
-function of celery-lease. Only a message that was lost too often is moved to another queue of pgmq,
-its dead-letter queue, which is created then: see :mod:`.dead`.
+deliveries were losses, also those that plain kombu returned. The database needs no function of
+celery-lease, and tables only for checkpoints and for exclusive keys (:mod:`.key_statements`). Only
+a message that was lost too often is moved to another queue of pgmq, its dead-letter queue, which is
+created then: see :mod:`.dead`.
 
 **The fencing token** is ``last_read_at`` in microseconds: it grows over the deliveries of a message
 and over the new message of a retry, provided that the clock of the server, or of its successor

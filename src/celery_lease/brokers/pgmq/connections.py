@@ -80,9 +80,16 @@ class Connections:
         self._idle: deque[BoundedConnection] = deque()  # its operations are atomic
 
     def run(
-        self, statement: sql.SQL | sql.Composed, parameters: Sequence[object], *, timeout: float
+        self,
+        statement: sql.SQL | sql.Composed,
+        parameters: Sequence[object],
+        *,
+        timeout: float,
+        then: sql.Composable | None = None,
     ) -> list[tuple[Any, ...]]:
         """Return a statement's rows within *timeout* seconds, plus the time of a new connection.
+
+        *then* are statements that are sent with it, for the same transaction; their rows follow.
 
         Raises:
             psycopg.Error: There was no answer; the statement may or may not have taken effect.
@@ -91,7 +98,7 @@ class Connections:
         if not self._turns.acquire(timeout=max(timeout, 0.0)):
             raise NoAnswer("all connections are busy")
         try:
-            return self._run(statement, parameters, ends)
+            return self._run(statement, parameters, ends, then)
         finally:
             self._turns.release()
 
@@ -102,14 +109,21 @@ class Connections:
                 self._idle.pop().close()
 
     def _run(
-        self, statement: sql.SQL | sql.Composed, parameters: Sequence[object], ends: float
+        self,
+        statement: sql.SQL | sql.Composed,
+        parameters: Sequence[object],
+        ends: float,
+        then: sql.Composable | None,
     ) -> list[tuple[Any, ...]]:
         while True:
             connection, used = self._take()
             connection.ends = ends
             try:
-                cursor = connection.execute(statement, parameters)
-                rows = cursor.fetchall() if cursor.description else []
+                if then is None:
+                    cursor = connection.execute(statement, parameters)
+                    rows = cursor.fetchall() if cursor.description else []
+                else:
+                    rows = _run_together(connection, statement, parameters, then)
             except psycopg.Error:
                 cut = connection.broken
                 connection.close()
@@ -132,3 +146,19 @@ class Connections:
         )
         connection.clock = self._clock
         return connection, False
+
+
+def _run_together(
+    connection: BoundedConnection,
+    statement: sql.SQL | sql.Composed,
+    parameters: Sequence[object],
+    then: sql.Composable,
+) -> list[tuple[Any, ...]]:
+    """Run several statements as one text, which the server makes one transaction."""
+    first = psycopg.ClientCursor(connection).mogrify(statement, parameters)
+    text = f"{first}; {then.as_string(connection)}"
+    cursor = connection.execute(text.encode(connection.info.encoding))
+    rows = cursor.fetchall() if cursor.description else []
+    while cursor.nextset():
+        rows += cursor.fetchall() if cursor.description else []
+    return rows

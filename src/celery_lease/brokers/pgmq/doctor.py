@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.rows import dict_row
 
-from celery_lease.brokers.pgmq.checkpoint import CREATE, GRANT, TABLE
+from celery_lease.brokers.pgmq import checkpoint, key_statements
 from celery_lease.brokers.pgmq.connections import CONNECT_TIMEOUT
 from celery_lease.brokers.pgmq.names import LONGEST, unfit_name
 from celery_lease.core.clock import SystemClock
@@ -31,6 +31,11 @@ LOCK_NOT_GIVEN = (
     "While a queue's table is locked (a migration, VACUUM FULL), a worker that reads from "
     "it connects anew each time; leases are asked for again, up to their deadlines."
 )
+NO_CHECKPOINTS = (
+    "context.checkpoint() and context.iterate() raise CheckpointUnavailable, unless the result "
+    "backend keeps checkpoints."
+)
+NO_KEYS = "A worker whose tasks have a lease_key does not start, and a call with one fails."
 #: Share of the server's connections above which workers may find none free.
 CROWDED = 0.9
 
@@ -53,7 +58,7 @@ FROM pgmq.meta LEFT JOIN pg_class
     ON relname = 'q_' || lower(queue_name) AND relnamespace = 'pgmq'::regnamespace
 """
 
-_CHECKPOINTS = """
+_TABLE = """
 SELECT quote_ident(current_user) AS user, CASE
     WHEN to_regclass(%(table)s) IS NULL THEN has_schema_privilege('pgmq', 'CREATE')
     ELSE (SELECT bool_and(has_table_privilege(to_regclass(%(table)s), privilege))
@@ -87,8 +92,8 @@ def check(case: Examined) -> Iterator[Finding]:
             )
         else:
             yield from _queues(case, queues)
-            (facts,) = connection.execute(_CHECKPOINTS, {"table": TABLE})
-            yield _checkpoints(facts)
+            yield _table(connection, checkpoint, "checkpoints", NO_CHECKPOINTS)
+            yield _table(connection, key_statements, "keys", NO_KEYS)
 
 
 @contextmanager
@@ -204,15 +209,18 @@ def _queues(case: Examined, rows: list[dict[str, Any]]) -> Iterator[Finding]:
             yield ok("pgmq.queue", f"queue {name} is an ordinary one")
 
 
-def _checkpoints(facts: dict[str, Any]) -> Finding:
+def _table(
+    connection: psycopg.Connection[dict[str, Any]], module: Any, what: str, why: str
+) -> Finding:
+    """Return the finding about a table of celery-lease, whose statements are a *module*'s."""
+    (facts,) = connection.execute(_TABLE, {"table": module.TABLE})
     if facts["is_ours"]:
-        return ok("pgmq.checkpoints", f"this user may keep checkpoints in {TABLE}")
+        return ok(f"pgmq.{what}", f"this user may keep {what} in {module.TABLE}")
     return notice(
-        "pgmq.checkpoints",
-        f"this user may not create or use {TABLE}",
-        "context.checkpoint() and context.iterate() raise CheckpointUnavailable, unless the result "
-        "backend keeps checkpoints.",
-        f"As a user who may: {CREATE}; {GRANT} {facts['user']}",
+        f"pgmq.{what}",
+        f"this user may not create or use {module.TABLE}",
+        why,
+        f"As a user who may: {module.CREATE}; {module.GRANT} {facts['user']}",
     )
 
 

@@ -18,10 +18,11 @@ from celery_lease.brokers.pgmq import dead, names as pgmq_names
 from celery_lease.brokers.pgmq.channel import Leasing
 from celery_lease.brokers.pgmq.connections import Connections, yield_to_greenlets
 from celery_lease.brokers.pgmq.dead import PgmqDeadLetters
+from celery_lease.brokers.pgmq.exclusive import ANSWER_TIMEOUT, PgmqKeys
 from celery_lease.brokers.pgmq.fence import Delivery
+from celery_lease.brokers.pgmq.keyed import Keyed
 from celery_lease.brokers.pgmq.records import PgmqRecords
 from celery_lease.brokers.pgmq.statements import Act, parameters, statement
-from celery_lease.brokers.qos import VirtualDriver
 from celery_lease.celery_patches.open_pools import closing
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.dead import GIVEN_UP
@@ -35,15 +36,15 @@ if TYPE_CHECKING:
     from celery_lease.brokers.pgmq.fence import ReceivedMessage
     from celery_lease.core.clock import Clock
     from celery_lease.core.findings import Doctor
+    from celery_lease.core.keys import KeyAnswer
 
 logger = logging.getLogger(__name__)
-
-#: Longest wait for an answer, in seconds, unless a lease has less time.
-ANSWER_TIMEOUT = 5.0
 
 _STATEMENT_TIMEOUT = sql.SQL(
     "SELECT setting::int FROM pg_settings WHERE name = 'statement_timeout'"
 )
+#: What ends leases.
+_ENDINGS = frozenset({Act.COMPLETE, Act.RELEASE, Act.HAND_BACK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class _Ask:
     late: bool = True
 
 
-class PgmqDriver(VirtualDriver):
+class PgmqDriver(Keyed):
     """Leases in one database. Thread-safe; not for use across a fork."""
 
     capabilities = Capabilities(
@@ -66,6 +67,7 @@ class PgmqDriver(VirtualDriver):
         dead_letters=True,
         records=True,
         checkpoints=True,
+        keys=True,
     )
     channel_class = Leasing
     visibility_timeout = 1800.0
@@ -82,14 +84,18 @@ class PgmqDriver(VirtualDriver):
     )
 
     def __init__(
-        self, connections: Connections, clock: Clock, names: Callable[[str], str] = str
+        self,
+        connections: Connections,
+        clock: Clock,
+        names: Callable[[str], str] = str,
+        **keys: Any,
     ) -> None:
-        """*names* converts kombu's name of a queue to pgmq's."""
+        """*names* converts kombu's name of a queue to pgmq's; *keys* are options of the keys."""
+        self.keys = PgmqKeys(connections, clock, self._log_silence, **keys)
         self._connections = connections
         self._clock = clock
         self._names = names
         self._worker = ""  # the holder of the claims, for the dead letter
-        self._silent = False  # the last call was not answered
 
     @classmethod
     def connect(cls, channel: Any, clock: Clock | None = None) -> PgmqDriver:
@@ -102,7 +108,8 @@ class PgmqDriver(VirtualDriver):
             # Not the channel's bound method: the driver outlives it.
             return str(entity_name(None, prefix + queue))
 
-        return cls(Connections(channel.pgmq.config.dsn, clock), clock, names)
+        connections = Connections(channel.pgmq.config.dsn, clock)
+        return cls(connections, clock, names, prefix=prefix, hides=channel.visibility_timeout)
 
     @classmethod
     def transport_class(cls, kombus: Any) -> Any:
@@ -144,10 +151,11 @@ class PgmqDriver(VirtualDriver):
 
         return doctor
 
-    def claim(self, received: Sequence[ReceivedMessage]) -> list[Claim | None]:
+    def claim(self, received: Sequence[ReceivedMessage]) -> list[Claim | KeyAnswer | None]:
         """Put messages under a lease, in one round trip; None for a message with another holder.
 
-        Without an answer a lease is as long as the read hides the message.
+        Without an answer a lease is as long as the read hides the message. Of messages whose tasks
+        need exclusive keys, a second round trip parks those whose keys are busy.
         """
         now = self._clock.now()
         for each in received[-1:]:
@@ -155,7 +163,8 @@ class PgmqDriver(VirtualDriver):
         asks = [_Ask(each.delivery, each.terms.seconds, late=False) for each in received]
         act = Act.CLAIM if all(each.terms.waits for each in received) else Act.EXTEND
         answers = self._ask(act, asks, ANSWER_TIMEOUT)
-        return [_claim(each, answer, now) for each, answer in zip(received, answers, strict=True)]
+        claims = [_claim(each, answer, now) for each, answer in zip(received, answers, strict=True)]
+        return self.keys.decide(received, claims)
 
     def extend(
         self, renewals: Sequence[Renewal], *, timeout: float = ANSWER_TIMEOUT
@@ -169,8 +178,11 @@ class PgmqDriver(VirtualDriver):
         return self._ask(Act.BEGIN, _asks(tags), ANSWER_TIMEOUT)
 
     def complete(self, tags: Sequence[str]) -> list[Answer]:
-        """Delete messages."""
-        return self._ask(Act.COMPLETE, _asks(tags), ANSWER_TIMEOUT)
+        """Delete messages, also parked ones by the tags that :meth:`keys_in_use` has for them."""
+        purged = self._purge(tags)
+        held = [tag for tag in tags if tag not in purged]
+        purged |= zip(held, self._end(Act.COMPLETE, held), strict=True)
+        return [purged[tag] for tag in tags]
 
     def requeue(
         self,
@@ -185,7 +197,7 @@ class PgmqDriver(VirtualDriver):
         if why is not None and not orderly:
             for tag in tags:
                 self._note(Delivery.parse(tag), why)
-        return self._ask(Act.HAND_BACK if orderly else Act.RELEASE, _asks(tags), ANSWER_TIMEOUT)
+        return self._end(Act.HAND_BACK if orderly else Act.RELEASE, tags)
 
     def dead_letter(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
         """Move a message to a dead-letter queue, which is created if it is missing."""
@@ -195,11 +207,15 @@ class PgmqDriver(VirtualDriver):
             self._run(dead.make(target))
             statement = dead.move(delivery.queue, target)
             values = [tag, delivery.queue, json.dumps(dict(about or {}))]
-            ((there, left),) = self._run(statement, *row, *values, tag, *row)
+            then = self.keys.waking([tag])
+            ((there, left),) = self._run(statement, *row, *values, tag, *row, then=then)
         except (psycopg.Error, OSError) as exc:
             self._log_silence(exc)
             return Answer.UNKNOWN
-        return _answer(there, left)
+        answer = _answer(there, left)
+        if answer is not Answer.UNKNOWN:
+            self.keys.forget([tag])
+        return answer
 
     def dead_letters(self) -> PgmqDeadLetters:
         """Return the dead-letter queues."""
@@ -227,12 +243,17 @@ class PgmqDriver(VirtualDriver):
         except (psycopg.Error, OSError) as exc:
             self._log_silence(exc)
 
-    def _run(self, statement: sql.SQL | sql.Composed, *values: object) -> list[tuple[Any, ...]]:
-        return self._connections.run(statement, values, timeout=ANSWER_TIMEOUT)
-
     def close(self) -> None:
         """Close the driver's connections; a later call opens them again."""
         self._connections.close()
+
+    def _end(self, act: Act, tags: Sequence[str]) -> list[Answer]:
+        """End leases, and in the same transaction wake who waits for their keys."""
+        answers = self._ask(act, _asks(tags), ANSWER_TIMEOUT)
+        self.keys.forget(
+            tag for tag, answer in zip(tags, answers, strict=True) if answer is not Answer.UNKNOWN
+        )
+        return answers
 
     def _ask(self, act: Act, asks: Sequence[_Ask], timeout: float) -> list[Answer]:
         """Apply an act to all deliveries at once."""
@@ -248,11 +269,13 @@ class PgmqDriver(VirtualDriver):
         self, act: Act, queues: Mapping[str, list[_Ask]], timeout: float
     ) -> dict[Delivery, Answer]:
         lists = list(queues.values())
+        ended = lists if act in _ENDINGS else []
         try:
             rows = self._connections.run(
                 statement(act, tuple(queues)),
                 [each for asks in lists for each in _parameters(asks)],
                 timeout=timeout,
+                then=self.keys.waking(each.delivery.tag for asks in ended for each in asks),
             )
         except psycopg.errors.UndefinedTable:
             return self._ask_one_by_one(act, queues, timeout)
@@ -283,15 +306,6 @@ class PgmqDriver(VirtualDriver):
         for queue, asks in queues.items():
             answers |= self._ask_queues(act, {queue: asks}, ends - self._clock.now())
         return answers
-
-    def _log_silence(self, error: Exception | None) -> None:
-        """Log that the database stopped answering, or answers again; each once."""
-        if error is None and self._silent:
-            self._silent = False
-            logger.info("PostgreSQL answers for leases again")
-        elif error is not None and not self._silent:
-            self._silent = True
-            logger.warning("PostgreSQL does not answer for leases: %s", error)
 
 
 def _asks(tags: Sequence[str]) -> list[_Ask]:

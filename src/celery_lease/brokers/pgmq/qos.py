@@ -16,6 +16,7 @@ from kombu.transport import virtual
 
 from celery_lease.brokers.pgmq.fence import Delivery, ReceivedMessage
 from celery_lease.brokers.qos import HoldingQoS
+from celery_lease.core.keys import KeyAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +56,13 @@ class LeaseQoS(HoldingQoS, virtual.QoS):
             if claim is None:
                 logger.warning("message of queue %s is visible again: not taken", received.queue)
                 late.add(number)
+            elif isinstance(claim, KeyAnswer):
+                self.holder.parked(messages[number], received.queue, claim.by)
+                late.add(number)
             else:
+                if received.terms.exclusive is not None and self.driver.keys.fault is not None:
+                    messages[number].lease_exclusive = None
+                    messages[number].lease_fault = self.driver.keys.fault
                 self.hold(claim, messages[number])
         return [payload for number, payload in enumerate(payloads) if number not in late]
 

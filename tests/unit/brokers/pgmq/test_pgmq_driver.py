@@ -29,8 +29,11 @@ class Database:
         self.says: Callable[[list[Any]], list[tuple[Any, ...]]] = lambda _: []
         self.asked: list[list[Any]] = []
 
-    def run(self, statement: Any, parameters: Any, *, timeout: float) -> list[tuple[Any, ...]]:
+    def run(
+        self, statement: Any, parameters: Any, *, timeout: float, then: Any = None
+    ) -> list[tuple[Any, ...]]:
         del statement, timeout
+        assert then is None, "no lease here needs a key"
         self.asked.append(parameters)
         return self.says(parameters)
 

@@ -1,0 +1,293 @@
+"""Exclusive keys on pgmq: which messages of this worker need one, and what the database says.
+
+The scripts, and what a key's state is, are in :mod:`.key_statements`. This process remembers which
+of its leases need a key, for the question and for the wake that their end brings. If it is killed,
+so are its leases, and the reaper of any worker wakes who waits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from celery_lease.brokers.pgmq.key_statements import (
+    CREATE,
+    DECIDE,
+    GRANT,
+    LOOK,
+    MAKE,
+    ORDER,
+    PIECE,
+    PLACE,
+    REPLACED,
+    RIGHTS,
+    TABLE,
+    WAKE,
+    asked,
+)
+from celery_lease.core.keys import KeyAnswer, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from celery_lease.brokers.pgmq.connections import Connections
+    from celery_lease.brokers.pgmq.fence import ReceivedMessage
+    from celery_lease.core.clock import Clock
+    from celery_lease.core.delivery import Claim
+    from celery_lease.core.keys import Exclusive
+
+#: Longest wait for an answer, in seconds, unless a lease has less time.
+ANSWER_TIMEOUT = 5.0
+#: Pieces of one look after parked messages; the rest is left for the next.
+PIECES = 40
+
+_DUE = sql.SQL(f"""
+    SELECT prefix, key FROM {TABLE} WHERE place IS NOT NULL AND look_at <= now()
+    GROUP BY prefix, key ORDER BY min(look_at) LIMIT {PIECE}""")  # noqa: S608  (ours)
+_EXISTS = sql.SQL(f"SELECT to_regclass('{TABLE}') IS NOT NULL")
+
+
+class NoKeyTable(PermissionError):
+    """The user may not create or use the table of keys; the text has the SQL to run."""
+
+    def __init__(self, user: str) -> None:
+        self.why = f"this user may not create or use {TABLE}, which exclusive keys need"
+        self.remedy = f"Run as a user who may: {CREATE}; {GRANT} {user}"
+        super().__init__(f"{self.why}. {self.remedy}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Keyed:
+    """A leased message whose task needs a key."""
+
+    received: ReceivedMessage
+    claim: Claim
+    exclusive: Exclusive
+
+
+class PgmqKeys:
+    """The keys of one database, for the apps of one prefix. Thread-safe."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        clock: Clock,
+        log_silence: Callable[[Exception], None],
+        *,
+        prefix: str = "",
+        hides: float = 1800.0,
+    ) -> None:
+        """*prefix* tells apps apart; *hides*: the seconds that a parked message is hidden for."""
+        self._connections, self._clock = connections, clock
+        self._log_silence = log_silence
+        self.prefix, self._hides = prefix, hides
+        self.fault: NoKeyTable | None = None  #: why this user has no keys
+        self._ready = False  # the table is there, and may be used
+        self._exists = False  # there is a table, perhaps of others
+        self._keyed: dict[str, _Keyed] = {}  # by tag; its operations are atomic
+        self._next_look = 0.0  # clock reading before which no table is looked for
+
+    def make_ready(self) -> None:
+        """Make sure that the table exists and may be used.
+
+        Raises:
+            NoKeyTable: The user lacks a right.
+            psycopg.Error: There was no answer.
+        """
+        if self._ready:
+            return
+        ((is_ours, may_make, user),) = self._run(RIGHTS)
+        if is_ours is False or (is_ours is None and not may_make):
+            self.fault = NoKeyTable(user)
+            raise self.fault
+        if is_ours is None:
+            self._run(MAKE)
+        self._ready = self._exists = True
+        self.fault = None
+
+    def decide(
+        self, received: Sequence[ReceivedMessage], claims: Sequence[Claim | None]
+    ) -> list[Claim | KeyAnswer | None]:
+        """Return the *claims* of a read, with an answer instead of each that was parked.
+
+        Never raises. Without an answer the tasks ask again when they are about to start; if the
+        user has no keys, :attr:`fault` says so, and no task that needs one must run.
+        """
+        found: list[Claim | KeyAnswer | None] = list(claims)
+        keyed: dict[int, _Keyed] = {}
+        for number, (each, claim) in enumerate(zip(received, claims, strict=True)):
+            exclusive = each.terms.exclusive
+            if claim is None or exclusive is None:
+                continue
+            known = found[number] = _with_line(claim, each.headers or {})
+            if known.turned_away is None:
+                keyed[number] = self._keyed[claim.tag] = _Keyed(each, known, exclusive)
+        try:
+            answers = self._decide(keyed) if keyed else {}
+        except NoKeyTable:
+            return found
+        except (psycopg.Error, OSError) as exc:
+            self._log_silence(exc)
+            return found
+        for number, answer in answers.items():
+            claim = keyed[number].claim
+            if answer.verdict in (Verdict.PARKED, Verdict.LOST):
+                self._keyed.pop(claim.tag, None)
+                found[number] = answer if answer.verdict is Verdict.PARKED else None
+            elif answer.verdict.revokes:
+                found[number] = replace(claim, turned_away=answer)
+        return found
+
+    def _decide(self, keyed: dict[int, _Keyed]) -> dict[int, KeyAnswer]:
+        self.make_ready()
+        asks = {
+            number: each
+            for number, each in keyed.items()
+            if each.exclusive.decides and not each.claim.provisional
+        }
+        return self._ask(asks, takes=False) if asks else {}
+
+    def take(self, tag: str) -> KeyAnswer:
+        """Take the key of a task that is about to start. Never raises."""
+        keyed = self._keyed.get(tag)
+        if keyed is None:
+            return KeyAnswer(Verdict.LOST)
+        try:
+            answer = self._ask({0: keyed}, takes=True)[0]
+        except (psycopg.Error, OSError) as exc:
+            self._log_silence(exc)
+            return KeyAnswer(Verdict.UNKNOWN)
+        if answer.verdict is Verdict.PARKED:
+            self._keyed.pop(tag, None)
+        return answer
+
+    def waking(self, tags: Iterable[str]) -> sql.Composable | None:
+        """Return what is to follow a statement that ends some leases; None: nothing is.
+
+        It frees their keys, and wakes as many messages as leases have ended.
+        """
+        if not self._keyed:
+            return None
+        keys = Counter(self._keyed[tag].exclusive.key for tag in tags if tag in self._keyed)
+        if not keys:
+            return None
+        ask = self._to_wake([(self.prefix, key, most) for key, most in keys.items()])
+        return sql.SQL("{}; {}").format(ask, WAKE)
+
+    def forget(self, tags: Iterable[str]) -> None:
+        """Forget leases that have ended."""
+        for tag in tags:
+            self._keyed.pop(tag, None)
+
+    def exist(self) -> bool:
+        """Whether there is a table of keys, or was none a minute ago at the most.
+
+        Raises:
+            psycopg.Error: There was no answer.
+        """
+        if not self._exists and self._clock.now() >= self._next_look:
+            ((self._exists,),) = self._run(_EXISTS)
+            self._next_look = self._clock.now() + LOOK
+        return self._exists
+
+    def look_after(self) -> None:
+        """Wake parked messages whose keys are free or whose time is over; hide others for longer.
+
+        Any number of workers may do that; each message is looked at about once a minute.
+
+        Raises:
+            psycopg.Error: There was no answer.
+        """
+        for _ in range(PIECES if self.exist() else 0):
+            due = self._due()
+            if due:
+                ask = self._to_wake([(*each, PIECE) for each in due], looks=True)
+                self._run(ask, then=WAKE)
+            if len(due) < PIECE:
+                return
+
+    def _due(self) -> list[tuple[Any, ...]]:
+        try:
+            return self._run(_DUE)
+        except psycopg.errors.UndefinedTable:  # somebody has dropped it
+            self._exists = self._ready = False
+            return []
+
+    def _to_wake(
+        self, keys: Sequence[tuple[str, str, int]], *, looks: bool = False
+    ) -> sql.Composed:
+        """Return what is to be said to the script: prefixes, keys, and how many to wake."""
+        asks = [
+            {"prefix": prefix, "key": key, "wakes": wakes, "looks": looks, "hides": self._hides}
+            for prefix, key, wakes in keys
+        ]
+        return asked(json.dumps(asks))
+
+    def _ask(self, asks: dict[int, _Keyed], *, takes: bool) -> dict[int, KeyAnswer]:
+        text = json.dumps([self._facts(number, each, takes) for number, each in asks.items()])
+        try:
+            rows = self._run(asked(text), then=DECIDE)
+        except psycopg.errors.UndefinedTable:  # somebody has dropped it
+            self._ready = False
+            self.make_ready()
+            rows = self._run(asked(text), then=DECIDE)
+        answers = json.loads(rows[-1][0])
+        return {
+            number: KeyAnswer(Verdict(verdict or "held"), by) for number, verdict, by in answers
+        }
+
+    def _facts(self, number: int, keyed: _Keyed, takes: bool) -> dict[str, Any]:
+        received, claim, exclusive = keyed.received, keyed.claim, keyed.exclusive
+        delivery, about = received.delivery, received.terms.about
+        order = 0 if claim.deliveries > 1 or exclusive.retried else 1
+        place = _place(received.headers or {})
+        return {
+            "number": number,
+            "queue": delivery.queue,
+            "msg_id": delivery.msg_id,
+            "read_ct": delivery.read_ct,
+            "read_at": delivery.read_at.isoformat(),
+            "takes": takes,
+            "prefix": self.prefix,
+            "key": exclusive.key,
+            "key_limit": exclusive.limit,
+            "busy": str(exclusive.on_busy),
+            "place": order * ORDER + claim.token if place is None else place,
+            "expires": exclusive.expires,
+            "hides": self._hides,
+            "name": received.queue,
+            "task": _text(about.get("task")),
+            "id": _text(about.get("id")),
+            "worker": _text(about.get("worker")),
+            "deliveries": claim.deliveries - 1,  # before this one
+            "losses": claim.losses,
+        }
+
+    def _run(
+        self, statement: sql.SQL | sql.Composed, then: sql.Composable | None = None
+    ) -> list[tuple[Any, ...]]:
+        return self._connections.run(statement, (), timeout=ANSWER_TIMEOUT, then=then)
+
+
+def _with_line(claim: Claim, headers: Any) -> Claim:
+    """Return a claim with what its message's row says: since when it waits, and who replaced it."""
+    if isinstance(by := headers.get(REPLACED), str):
+        return replace(claim, turned_away=KeyAnswer(Verdict.REPLACED, by))
+    place = _place(headers)
+    return claim if place is None else replace(claim, parked_at=place % ORDER / 1e6)
+
+
+def _place(headers: Any) -> int | None:
+    """Return a message's place in a line, if it was parked before."""
+    place = headers.get(PLACE)
+    return place if isinstance(place, int) and 0 <= place < 2 * ORDER else None
+
+
+def _text(text: object) -> str:
+    """Return a text that a database can keep: an id of a foreign client may hold anything."""
+    return str(text or "").encode(errors="replace").decode().replace("\0", "")

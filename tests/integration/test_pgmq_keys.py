@@ -1,0 +1,313 @@
+"""Exclusive keys on pgmq: what the database makes of holders, lines and their rows.
+
+What they have in common with those on Redis is in ``test_exclusive_keys``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_lease.core.delivery import Answer, Renewal, Terms
+from celery_lease.core.keys import Exclusive, OnBusy, Verdict
+from harness.waiting import eventually
+from harness.workers import WorkerOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from harness.brokers import RedisServer
+    from harness.lease_desk import Desk
+    from harness.ledger import Ledger
+    from harness.postgres import Database, PgmqBench, PostgresServer
+    from harness.setup import Setup
+    from harness.workers import WorkerFleet
+
+TABLE = "pgmq.celery_lease_keys"
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Database:
+    """A database of this test."""
+    return postgres.fresh_database()
+
+
+@pytest.fixture
+def bench(database: Database) -> Iterator[PgmqBench]:
+    """Consumers of that database."""
+    bench = database.bench()
+    yield bench
+    bench.close()
+
+
+@dataclass
+class Consumer:
+    """A consumer whose messages all need a key; each body is its message's task id."""
+
+    desk: Desk
+    key: str = "k"
+    limit: int = 1
+    on_busy: OnBusy = OnBusy.WAIT
+    seconds: float = 60.0
+    decides: bool = True
+    parked: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.driver: Any = self.desk.driver
+        self.desk.holder.terms = self._terms  # type: ignore[method-assign]
+        self.desk.holder.parked = self._parked  # type: ignore[method-assign]
+
+    def _terms(self, message: Any) -> Terms:
+        exclusive = Exclusive(
+            key=self.key, limit=self.limit, on_busy=self.on_busy, decides=self.decides
+        )
+        about = {"id": message.payload, "task": "t", "worker": "w"}
+        return Terms(seconds=self.seconds, waits=True, about=about, exclusive=exclusive)
+
+    def _parked(self, message: Any, queue: str, by: str) -> None:
+        assert queue in ("q", "r")
+        self.parked.append((message.payload, by))
+
+    def tag(self) -> str:
+        """Return the tag of the next message that is not parked."""
+        (message,) = self.desk.receive()
+        return str(message.claim.tag)
+
+    def take(self, tag: str) -> Verdict:
+        return Verdict(self.driver.take_key(tag).verdict)
+
+    def park(self, count: int = 1) -> None:
+        """Turn until so many more messages were parked on receipt."""
+        count += len(self.parked)
+        eventually(lambda: self.desk.turn(0.1) or len(self.parked) >= count, what="parked")
+
+    def complete(self, tag: str) -> Answer:
+        return Answer(self.driver.complete([tag])[0])
+
+
+@pytest.fixture
+def one(bench: PgmqBench) -> Consumer:
+    """A consumer."""
+    return Consumer(bench.desk())
+
+
+@pytest.fixture
+def two(bench: PgmqBench) -> Consumer:
+    """Another one."""
+    return Consumer(bench.desk())
+
+
+def rows(database: Database, where: str = "true") -> list[Any]:
+    """Return key, id and whether they wait, of the rows of the table."""
+    columns = "key, id, place IS NOT NULL"
+    return database.execute(f"SELECT {columns} FROM {TABLE} WHERE {where} ORDER BY place")  # noqa: S608
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_of_many_that_take_a_key_at_once_no_more_than_the_limit_get_it(
+    bench: PgmqBench, database: Database, limit: int
+) -> None:
+    """Whatever comes between them; each runs once, and the line is empty at the end."""
+    consumers = [Consumer(bench.desk(), limit=limit) for _ in range(4)]
+    bench.publish(*[f"m{number}" for number in range(40)])
+    lock, done, most = threading.Lock(), Counter[str](), 0
+    holds: set[str] = set()
+    ends = time.monotonic() + 60
+
+    def work(consumer: Consumer) -> None:
+        nonlocal most
+        while sum(done.values()) < 40 and time.monotonic() < ends:
+            consumer.desk.turn(0.1)
+            while consumer.desk.received:
+                message = consumer.desk.received.pop(0)
+                if consumer.take(message.claim.tag) is not Verdict.HELD:
+                    continue
+                with lock:
+                    holds.add(message.claim.tag)
+                    most = max(most, len(holds))
+                time.sleep(0.01)
+                with lock:
+                    holds.discard(message.claim.tag)
+                    done[message.payload] += 1
+                assert consumer.complete(message.claim.tag) is Answer.HELD
+
+    threads = [threading.Thread(target=work, args=(each,)) for each in consumers]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert most == limit
+    assert len(done) == 40
+    assert set(done.values()) == {1}
+    assert (database.counts("q"), rows(database)) == ((0, 0), [])
+
+
+def test_the_end_of_a_lease_wakes_the_first_in_the_line(
+    bench: PgmqBench, one: Consumer, two: Consumer
+) -> None:
+    """In the same transaction, however it ends; parking counts as no delivery."""
+    bench.publish("a")
+    tag = one.tag()
+    assert one.take(tag) is Verdict.HELD
+    bench.publish("b", "c")
+    two.park(2)
+    assert two.parked == [("b", "a"), ("c", "a")]
+    assert bench.waiting() == 0
+    assert one.driver.requeue([tag], orderly=True, front=True) == [Answer.HELD]
+    assert bench.waiting() == 2, "what was requeued, and the first in the line"
+    two.desk.turn(1)
+    woken = {message.payload: message.claim for message in two.desk.receive(2)}
+    assert (woken["b"].deliveries, woken["b"].losses) == (1, 0)
+    assert woken["b"].parked_at == pytest.approx(time.time(), abs=30)
+    assert (woken["a"].deliveries, woken["a"].losses, woken["a"].parked_at) == (2, 0, None)
+    assert two.take(woken["b"].tag) is Verdict.HELD
+    assert two.take(woken["a"].tag) is Verdict.PARKED
+    (use,) = two.driver.keys_in_use()
+    assert [user.task_id for user in use.holders] == ["b"]
+    assert [user.task_id for user in use.parked] == ["a", "c"], "what came before, first"
+    assert two.driver.dead_letter(woken["b"].tag, "q.dead") is Answer.HELD
+    assert bench.waiting() == 1
+
+
+def test_a_former_holder_cannot_come_back_once_its_key_was_taken(
+    bench: PgmqBench, one: Consumer, database: Database
+) -> None:
+    """Before that its lease may be confirmed, and it holds the key again."""
+    two = Consumer(bench.desk("r"))
+    bench.publish("a")
+    tag = one.tag()
+    assert one.take(tag) is Verdict.HELD
+    bench.publish("b", queue="r")
+    two.park()
+
+    def look() -> int:
+        database.execute(f"UPDATE {TABLE} SET look_at = 'epoch'")  # noqa: S608
+        one.driver.reap(limit=10)
+        return bench.waiting("r")
+
+    database.execute("UPDATE pgmq.q_q SET vt = now()")
+    assert one.driver.extend([Renewal(tag, 60.0, late=True)]) == [Answer.HELD]
+    assert look() == 0
+    database.execute("UPDATE pgmq.q_q SET vt = now()")
+    assert look() == 1
+    assert two.take(two.tag()) is Verdict.HELD
+    assert one.driver.extend([Renewal(tag, 60.0, late=True)]) == [Answer.LOST]
+    assert one.complete(tag) is Answer.LOST
+    assert bench.waiting() == 1, "its message is back"
+
+
+def test_a_parked_message_has_no_holder(bench: PgmqBench, one: Consumer, two: Consumer) -> None:
+    """Whoever had it can neither extend nor end anything, and it comes back by itself."""
+    bench.publish("a", "b")
+    two.decides = one.decides = False
+    first, second = one.desk.receive(2)
+    assert one.take(first.claim.tag) is Verdict.HELD
+    tag = second.claim.tag
+    assert one.take(tag) is Verdict.PARKED
+    assert one.driver.extend([Renewal(tag, 60.0, late=True)]) == [Answer.LOST]
+    assert (one.complete(tag), one.driver.begin([tag])) == (Answer.LOST, [Answer.LOST])
+    hidden = "SELECT vt - now() < interval '600 s' FROM pgmq.q_q WHERE last_read_at IS NULL"
+    assert bench.database.execute(hidden) == [(True,)]
+    bench.database.execute("UPDATE pgmq.q_q SET vt = now() WHERE last_read_at IS NULL")
+    two.decides = True
+    two.park()
+    assert two.parked == [("b", "a")]
+    (use,) = one.driver.keys_in_use()
+    assert [user.task_id for user in use.parked] == ["b"]
+
+
+def test_a_purged_line_is_forgotten(bench: PgmqBench, one: Consumer, database: Database) -> None:
+    """``celery purge`` empties a queue, with what is held and parked in it."""
+    bench.publish("a", "b", "c")
+    tag = one.tag()
+    assert one.take(tag) is Verdict.HELD
+    eventually(lambda: one.desk.turn(0.1) or one.desk.received or len(one.parked) == 2)
+    for message in one.desk.received:
+        assert one.take(message.claim.tag) is Verdict.PARKED
+    assert one.driver.parked() == {"q": 2}
+    database.execute("SELECT pgmq.purge_queue('q')")
+    assert one.driver.keys_in_use() == []
+    assert one.driver.first_parked(10) == []
+    database.execute(f"UPDATE {TABLE} SET look_at = 'epoch'")  # noqa: S608
+    one.driver.reap(limit=10)
+    assert rows(database) == []
+
+
+def test_keys_do_not_hold_up_the_end_of_a_lease(
+    bench: PgmqBench, one: Consumer, database: Database
+) -> None:
+    """Not even if the table is gone, or of another shape; the next one makes it again."""
+    bench.publish("a", "b", "c")
+    for change, back in (
+        (f"ALTER TABLE {TABLE} RENAME place TO gone", f"ALTER TABLE {TABLE} RENAME gone TO place"),
+        (f"DROP TABLE {TABLE}", "SELECT 1"),
+    ):
+        tag = one.tag()
+        assert one.take(tag) is Verdict.HELD
+        database.execute(change)
+        assert one.complete(tag) is Answer.HELD
+        database.execute(back)
+    tag = one.tag()
+    assert one.take(tag) is Verdict.HELD
+    assert rows(database) == [("k", "c", False)]
+    assert one.complete(tag) is Answer.HELD
+    assert rows(database) == []
+
+
+def test_apps_with_prefixes_share_a_database(database: Database) -> None:
+    """As their queues do: one key is two."""
+    benches = [database.bench(queue_name_prefix=prefix) for prefix in ("one_", "two_")]
+    consumers = []
+    for bench in benches:
+        bench.publish("a")
+        consumers.append(Consumer(bench.desk()))
+        assert consumers[-1].take(consumers[-1].tag()) is Verdict.HELD
+    (use,) = consumers[0].driver.keys_in_use()
+    assert [user.queue for user in use.holders] == ["q"]
+    for bench in benches:
+        bench.close()
+
+
+@pytest.fixture
+def theirs(database: Database, valkey: RedisServer) -> Setup:
+    """Of a user who may make tables, but not use the one of keys, which is another's."""
+    role = f"poor_{database.name}"
+    database.execute(f"CREATE ROLE {role} LOGIN")
+    database.execute(f"GRANT USAGE, CREATE ON SCHEMA pgmq TO {role}")
+    for what in ("TABLES", "SEQUENCES"):
+        database.execute(f"GRANT ALL ON ALL {what} IN SCHEMA pgmq TO {role}")
+    database.execute(f"CREATE TABLE {TABLE} (key text)")
+    database.execute(f"REVOKE ALL ON {TABLE} FROM {role}")
+    setup = replace(database.setup(pool_size=1), backend=valkey.fresh_url())
+    return replace(setup, broker=setup.broker.replace("postgres@", f"{role}@"))
+
+
+def test_a_user_who_may_not_use_the_table_is_refused_at_the_start(
+    database: Database, theirs: Setup, fleet: WorkerFleet
+) -> None:
+    """With the statements, after which the worker starts."""
+    worker = fleet.launch(theirs, WorkerOptions(module="harness.app_keys"))
+    eventually(lambda: worker.returncode is not None, 60, what="its end")
+    (line,) = [each for each in worker.log.splitlines() if "not started" in each]
+    assert f"may not create or use {TABLE}" in line
+    database.execute(f"DROP TABLE {TABLE}")
+    database.execute(line.partition("Run as a user who may: ")[2].partition("\x1b")[0])
+    fleet.start(theirs, WorkerOptions(module="harness.app_keys"))
+
+
+def test_a_call_whose_key_cannot_be_kept_fails(
+    theirs: Setup, fleet: WorkerFleet, ledger: Ledger
+) -> None:
+    """It does not run without it; calls without a key do."""
+    fleet.start(theirs, WorkerOptions(module="harness.app_leased"))
+    send = theirs.app().send_task
+    failed = send("any.work", [0.1], headers={"lease_key": "k"}, ignore_result=False)
+    with pytest.raises(PermissionError, match=f"may not create or use {TABLE}"):
+        failed.get(timeout=30)
+    ledger.wait("end", send("any.work", [0.1]).id)
+    assert not ledger.count("start", failed.id)
