@@ -159,8 +159,10 @@ class Sentinel(RedisServer):
 
     def master_port(self) -> int:
         """Return the port of the master it believes in now."""
-        answer: Any = self.client().sentinel_get_master_addr_by_name(self.master_name)
-        return int(answer[1])
+        # Not by its method, which fails in redis-py 6.4.
+        ask = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.master_name)
+        client: Any = self.client()
+        return int(client.execute_command(*ask)[1])
 
     def replicas(self) -> int:
         """Return how many replicas it has found."""
