@@ -55,7 +55,7 @@ ACKS = [
 ]
 
 MUTANTS = [
-    # ---------------------------------------------------------------------- arrive.lua, record.lua
+    # ---------------------------------------------------------- watching, arrive.lua, record.lua
     Mutant("it also stays in its list", "arrive", "'RPOP', KEYS[i]", "'LINDEX', KEYS[i], -1"),
     Mutant("the youngest arrives first", "arrive", "'RPOP', KEYS[i]", "'LPOP', KEYS[i]"),
     Mutant("no reaper hears of it", "arrive", "{'ZADD', KEYS[3], expiry, tag},"),
