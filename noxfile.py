@@ -61,7 +61,7 @@ def static(session: nox.Session) -> None:
 @nox.session(python="3.11")
 def packaging(session: nox.Session) -> None:
     """Wheel and sdist, and all unit tests in the unpacked sdist alone."""
-    session.install("-e", ".[test]", "nox>=2025.2.9")
+    session.install("-e", ".[test,pgmq]", "nox>=2025.2.9")
     session.run("pytest", "-q", "tests/packaging")
     directory = Path(session.create_tmp())
     shutil.rmtree(directory, ignore_errors=True)
