@@ -43,6 +43,8 @@ ON_REDIS = (
     *("tests/integration/test_redis_messages.py", "tests/integration/test_recovery.py"),
 )
 COMPAT = ("-m", "compat", "--ignore=tests/unit")
+#: So the root is on the path: tests import the example project.
+PYTEST = ("python", "-m", "pytest")
 
 
 @nox.session(python="3.11")
@@ -55,21 +57,21 @@ def static(session: nox.Session) -> None:
     session.run("mypy", "--strict", "tests/harness")
     session.run("lint-imports")
     session.run("mkdocs", "build", "--strict", "--quiet", "--site-dir", session.create_tmp())
-    session.run("pytest", "-q", "tests/typing")
+    session.run(*PYTEST, "-q", "tests/typing")
 
 
 @nox.session(python="3.11")
 def packaging(session: nox.Session) -> None:
     """Wheel and sdist, and all unit tests in the unpacked sdist alone."""
     session.install("-e", ".[test,pgmq]", "nox>=2025.2.9")
-    session.run("pytest", "-q", "tests/packaging")
+    session.run(*PYTEST, "-q", "tests/packaging")
     directory = Path(session.create_tmp())
     shutil.rmtree(directory, ignore_errors=True)
     session.run("python", "-m", "build", "--no-isolation", "--sdist", "--outdir", str(directory))
     shutil.unpack_archive(next(directory.glob("*.tar.gz")), directory)
     with session.chdir(next(path for path in directory.iterdir() if path.is_dir())):
         session.install(".")
-        session.run("pytest", "-q", *(session.posargs or ("-n", "auto", "tests/unit")))
+        session.run(*PYTEST, "-q", *(session.posargs or ("-n", "auto", "tests/unit")))
 
 
 @nox.session
@@ -79,19 +81,19 @@ def tests(session: nox.Session, celery: str) -> None:
     with_pgmq = ",pgmq" if celery >= "5.7" else ""
     session.install("-e", f".[test{with_pgmq}]", f"celery[redis]=={celery}.*", f"kombu=={celery}.*")
     if session.posargs:
-        session.run("pytest", *session.posargs)
+        session.run(*PYTEST, *session.posargs)
         return
-    session.run("pytest", "-q", "-n", "auto", "tests/unit")
-    session.run("pytest", "-q", "-n", "auto", "--dist", "loadfile", *COMPAT)
+    session.run(*PYTEST, "-q", "-n", "auto", "tests/unit")
+    session.run(*PYTEST, "-q", "-n", "auto", "--dist", "loadfile", *COMPAT)
 
 
 @nox.session(python="3.11", venv_backend="uv")
 def lowest(session: nox.Session) -> None:
     """Every dependency of our own at its minimum."""
     session.install("--resolution", "lowest-direct", "-e", ".[test]", *LOWEST)
-    session.run("pytest", "-q", *(session.posargs or ("-n", "auto", "tests/unit")))
+    session.run(*PYTEST, "-q", *(session.posargs or ("-n", "auto", "tests/unit")))
     if not session.posargs:
-        session.run("pytest", "-q", "-n", "auto", "--dist", "loadfile", *COMPAT)
+        session.run(*PYTEST, "-q", "-n", "auto", "--dist", "loadfile", *COMPAT)
 
 
 @nox.session(python="3.11")
@@ -99,7 +101,7 @@ def everything(session: nox.Session) -> None:
     """All tests on the newest Celery, on all brokers that are installed."""
     session.install("-e", ".[test,lint,pgmq,sqs]")
     arguments = session.posargs or ("-q", "-n", "auto", "--dist", "loadfile")
-    session.run("pytest", *arguments)
+    session.run(*PYTEST, *arguments)
 
 
 @nox.session(python="3.11")
@@ -116,7 +118,7 @@ def servers(session: nox.Session, server: str) -> None:
     if place := PROGRAMS.get(wanted.partition("=")[0]):
         (found,) = Path(session.virtualenv.location).glob(place)
         environ["LEASE_TEST_SERVER"] = str(found)
-    session.run("pytest", "-q", *(session.posargs or ON_REDIS), env=environ)
+    session.run(*PYTEST, "-q", *(session.posargs or ON_REDIS), env=environ)
 
 
 @nox.session(python="3.11")
@@ -130,7 +132,7 @@ def api(session: nox.Session) -> None:
 def windows(session: nox.Session) -> None:
     """What works on Windows, there or as if."""
     session.install("-e", ".[pytest]")
-    session.run("pytest", "-q", "--noconftest", "tests/unit/project/test_platforms.py")
+    session.run(*PYTEST, "-q", "--noconftest", "tests/unit/project/test_platforms.py")
 
 
 if os.environ.get("CI"):
