@@ -85,9 +85,9 @@ def _register_outcomes(app: Celery, kind: str, base: type) -> None:  # noqa: C90
         raise ValueError(text)
 
     @task(bind=True, max_retries=3, default_retry_delay=0)
-    def retry(self: Task[Any, Any], times: int) -> int:
+    def retry(self: Task[Any, Any], times: int, countdown: float | None = None) -> int:
         if self.request.retries < times:
-            raise self.retry(exc=ValueError("again"))
+            raise self.retry(exc=ValueError("again"), countdown=countdown)
         return self.request.retries
 
     @task(bind=True, autoretry_for=(ValueError,), retry_kwargs={"max_retries": 2, "countdown": 0})

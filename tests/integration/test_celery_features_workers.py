@@ -58,7 +58,9 @@ def test_leased_tasks_run_in_every_kind_of_worker(
         fleet.ledger.wait("silent", count=12, within=WAIT)
         if backend:
             assert [each.get(timeout=WAIT) for each in results] == [2 * n for n in range(12)]
-            assert app.tasks["leased.retry"].delay(2).get(timeout=WAIT) == 2
+            # Files are not fenced: as in stock Celery, a RETRY may be stored after SUCCESS.
+            again_in = 1 if backend.startswith("file:") else None
+            assert app.tasks["leased.retry"].delay(2, again_in).get(timeout=WAIT) == 2
         if backend == url:
             header = [app.tasks["leased.add"].s(n, n) for n in range(4)]
             assert chord(header, app.tasks["leased.total"].s()).delay().get(timeout=WAIT) == 12
