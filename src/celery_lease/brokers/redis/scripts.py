@@ -29,9 +29,9 @@ NAMES = (
     "take",
     "unclaim",
 )
-#: Scripts without ``though_full.lua`` in front: the first write of the first three needs no memory
-#: either; the fourth is not needed on a full server; the last writes nothing.
-_WITHOUT = frozenset({"acknowledge", "arrive", "due", "leave", "list"})
+#: Scripts without ``though_full.lua`` in front: the first write of the first two needs no memory
+#: either; the third is not needed on a full server; the last writes nothing.
+_WITHOUT = frozenset({"acknowledge", "arrive", "leave", "list"})
 #: Files that are put in front of the scripts that use them, in this order.
 _RESTORING = frozenset({"dead_letter", "requeue", "reap", "unclaim"})
 _EXCLUSIVE = frozenset({"claim", "complete", "take"}) | _RESTORING
