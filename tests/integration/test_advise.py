@@ -37,13 +37,14 @@ def test_advice_is_by_what_observed_tasks_did(stage: RelayStage) -> None:
         stage.send(name, LONG)
     for first in (True, False):
         stage.send("once", LONG, first)
-    stage.start("threads", 4)
+    worker = stage.start("threads", 4)
+    asked = ("-d", worker.hostname, "-t", "20")  # it answers when its tasks let it
     shell = Shell(stage.setup.app())
 
     tasks: dict[str, Any] = {}
 
     def have_both_ended() -> bool:
-        document = json.loads(shell("advise", "--format", "json", "-t", "1"))
+        document = json.loads(shell("advise", "--format", "json", *asked))
         tasks.update({each["task"]: each for each in document["tasks"] if each["runs"]})
         return len(tasks) == 3 and tasks["relay.once"]["runs"] == 2
 
@@ -61,5 +62,7 @@ def test_advice_is_by_what_observed_tasks_did(stage: RelayStage) -> None:
     assert beats["proposed"]["lease_mode"] == "heartbeat"
     assert silent["proposed"]["lease_mode"] == "daemon"
     assert silent["proposed"]["lease_max_duration"] is None  # after one run
-    assert "'relay.silent': {'lease_mode': 'daemon'" in shell("advise", "--format", "python")
+    assert "'relay.silent': {'lease_mode': 'daemon'" in shell(
+        "advise", "--format", "python", *asked
+    )
     shell.app.close()
