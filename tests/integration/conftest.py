@@ -1,4 +1,4 @@
-"""One database on Redis or Valkey, for the tests of that broker's driver."""
+"""A database on each broker that has them, for the tests of its driver."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import redis
 
     from harness.brokers import RedisServer
+    from harness.postgres import Database, PostgresServer
 
 
 @pytest.fixture(params=["valkey", "redis_server"])
@@ -42,3 +43,9 @@ def client(server: RedisServer, bench: Bench) -> Iterator[redis.Redis]:
     """What the database of the bench really holds."""
     with server.client(int(bench.url.rpartition("/")[2])) as client:
         yield client
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Database:
+    """A database with pgmq, of this test alone."""
+    return postgres.fresh_database()

@@ -16,14 +16,8 @@ from harness.workers import WorkerOptions
 
 if TYPE_CHECKING:
     from harness.ledger import Ledger
-    from harness.postgres import Database, PostgresServer
+    from harness.postgres import Database
     from harness.workers import WorkerFleet
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> Database:
-    """A database of this test."""
-    return postgres.fresh_database()
 
 
 def options(**more: Any) -> WorkerOptions:

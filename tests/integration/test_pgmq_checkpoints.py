@@ -23,14 +23,8 @@ from harness.workers import WorkerOptions
 if TYPE_CHECKING:
     from celery_lease.brokers.pgmq.checkpoint import PgmqCheckpoints
     from harness.ledger import Ledger
-    from harness.postgres import Database, PostgresServer
+    from harness.postgres import Database
     from harness.workers import WorkerFleet
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> Database:
-    """A database of this test."""
-    return postgres.fresh_database()
 
 
 def store_in(database: Database, **options: Any) -> PgmqCheckpoints:

@@ -21,16 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from harness.lease_desk import Desk
-    from harness.postgres import Database, PgmqBench, PostgresServer
+    from harness.postgres import Database, PgmqBench
 
 #: Seconds; an answer that takes no longer did not wait for anybody.
 AT_ONCE = 2.0
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> Database:
-    """A database of this test."""
-    return postgres.fresh_database()
 
 
 @pytest.fixture

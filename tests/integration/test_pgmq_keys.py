@@ -24,17 +24,11 @@ if TYPE_CHECKING:
     from harness.brokers import RedisServer
     from harness.lease_desk import Desk
     from harness.ledger import Ledger
-    from harness.postgres import Database, PgmqBench, PostgresServer
+    from harness.postgres import Database, PgmqBench
     from harness.setup import Setup
     from harness.workers import WorkerFleet
 
 TABLE = "pgmq.celery_lease_keys"
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> Database:
-    """A database of this test."""
-    return postgres.fresh_database()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from psycopg import errors, sql
 
 from celery_lease.brokers.checkpoints import FENCE_KEPT, kept
 from celery_lease.brokers.pgmq.connections import Connections, yield_to_greenlets
+from celery_lease.brokers.pgmq.tables import grant, making
 from celery_lease.core.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -38,14 +39,8 @@ CREATE = (
     f"CREATE INDEX IF NOT EXISTS celery_lease_checkpoints_expires ON {TABLE} (expires)"
 )
 #: Lets another user keep checkpoints in it.
-GRANT = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {TABLE} TO"
-
-#: In one transaction. IF NOT EXISTS alone fails where two workers create it at once.
-_CREATE = sql.SQL(f"""
-    DO $$ BEGIN
-        PERFORM pg_advisory_xact_lock(hashtext('{TABLE}'));
-        {CREATE};
-    END $$""")
+GRANT = grant(TABLE)
+_CREATE = making(TABLE, CREATE)
 _NAMES = {
     "table": sql.Identifier(*TABLE.split(".")),
     "now": sql.SQL("statement_timestamp()"),

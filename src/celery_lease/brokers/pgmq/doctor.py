@@ -11,6 +11,7 @@ from psycopg.rows import dict_row
 from celery_lease.brokers.pgmq import checkpoint, key_statements
 from celery_lease.brokers.pgmq.connections import CONNECT_TIMEOUT
 from celery_lease.brokers.pgmq.names import LONGEST, unfit_name
+from celery_lease.brokers.pgmq.tables import rights
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.findings import Finding, error, notice, ok, warning
 from celery_lease.core.offset import Offset
@@ -56,14 +57,6 @@ SELECT queue_name, is_partitioned, is_unlogged, (
 ) AS is_ours
 FROM pgmq.meta LEFT JOIN pg_class
     ON relname = 'q_' || lower(queue_name) AND relnamespace = 'pgmq'::regnamespace
-"""
-
-_TABLE = """
-SELECT quote_ident(current_user) AS user, CASE
-    WHEN to_regclass(%(table)s) IS NULL THEN has_schema_privilege('pgmq', 'CREATE')
-    ELSE (SELECT bool_and(has_table_privilege(to_regclass(%(table)s), privilege))
-        FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege)
-END AS is_ours
 """
 
 
@@ -213,7 +206,7 @@ def _table(
     connection: psycopg.Connection[dict[str, Any]], module: Any, what: str, why: str
 ) -> Finding:
     """Return the finding about a table of celery-lease, whose statements are a *module*'s."""
-    (facts,) = connection.execute(_TABLE, {"table": module.TABLE})
+    (facts,) = connection.execute(rights(module.TABLE))
     if facts["is_ours"]:
         return ok(f"pgmq.{what}", f"this user may keep {what} in {module.TABLE}")
     return notice(

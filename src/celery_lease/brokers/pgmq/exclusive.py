@@ -101,11 +101,11 @@ class PgmqKeys:
         """
         if self._ready:
             return
-        ((is_ours, may_make, user),) = self._run(RIGHTS)
-        if is_ours is False or (is_ours is None and not may_make):
+        ((is_ours, exists, user),) = self._run(RIGHTS)
+        if not is_ours:
             self.fault = NoKeyTable(user)
             raise self.fault
-        if is_ours is None:
+        if not exists:
             self._run(MAKE)
         self._ready = self._exists = True
         self.fault = None

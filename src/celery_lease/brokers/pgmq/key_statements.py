@@ -21,6 +21,7 @@ from __future__ import annotations
 from psycopg import sql
 
 from celery_lease.brokers.pgmq.statements import headers
+from celery_lease.brokers.pgmq.tables import grant, making, rights
 
 TABLE = "pgmq.celery_lease_keys"
 #: Keys in a row's ``headers``: the place in the line of its key, and the id of the task that waits
@@ -45,19 +46,9 @@ CREATE = (
     f"CREATE INDEX IF NOT EXISTS celery_lease_keys_line ON {TABLE} (prefix, key, place)"
 )
 #: Lets another user use it.
-GRANT = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {TABLE} TO"
-#: In one transaction. IF NOT EXISTS alone fails where two workers create it at once.
-MAKE = sql.SQL(f"""
-    DO $$ BEGIN
-        PERFORM pg_advisory_xact_lock(hashtext('{TABLE}'));
-        IF to_regclass('{TABLE}') IS NULL THEN {CREATE}; END IF;
-    END $$""")
-#: Whether the user has all rights to the table; null: there is none. And whether it may make one.
-RIGHTS = sql.SQL(f"""
-    SELECT CASE WHEN to_regclass('{TABLE}') IS NOT NULL THEN (
-        SELECT bool_and(has_table_privilege(to_regclass('{TABLE}'), privilege))
-        FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege) END,
-        has_schema_privilege('pgmq', 'CREATE'), quote_ident(current_user)""")  # noqa: S608  (ours)
+GRANT = grant(TABLE)
+MAKE = making(TABLE, CREATE)
+RIGHTS = rights(TABLE)
 
 #: In these texts ``%I`` is the table of a queue. A delivery is $1, $2, $3: id, count, time read.
 _THEIRS = "msg_id = $1 AND read_ct = $2 AND last_read_at = $3 AND vt > ''epoch''"
