@@ -37,16 +37,18 @@ LONGEST = SPAN - 1.0
 #: A board's epoch is a multiple of this, so it lasts for two years on a host of any age.
 EPOCHS = SPAN / 2
 
-RECORD_BYTES = 256
+RECORD_BYTES = 320
 RECORD_CELLS = RECORD_BYTES // 8
 NOTE_BYTES = 120
 
-# The first cache line of a record is the task's, the second the keeper's, the rest is the note.
-# All cells are times, except PROGRESS, OUTCOME, CLOSED, FLAGS, PUBLISHING, WITHDRAWN, IN_SPAN and
-# ASKED (the task's), GRANTED and NOTE_LENGTH (integers), and DONE and TOTAL (numbers).
+# The first cache line of a record is the task's, the second the keeper's, the next two are the
+# note's, and the last is the loop's. All cells are times, except PROGRESS, OUTCOME, CLOSED, FLAGS,
+# PUBLISHING, WITHDRAWN, IN_SPAN and ASKED (the task's), GRANTED and NOTE_LENGTH (integers), and
+# DONE, TOTAL and SINCE (numbers).
 BEAT, QUIET, STARTED, DONE, TOTAL, PROGRESS, OUTCOME, CLOSED = range(8)
 GATE, DEADLINE, FLAGS, PUBLISHING, WITHDRAWN, IN_SPAN, GRANTED, ASKED = range(8, 16)
 NOTE_LENGTH = 16
+SINCE = 32
 
 FLAG_BITS = 8
 
@@ -99,6 +101,14 @@ class Progress:
     total: float | None = None
     note: str = ""
     reports: int = 0  #: number of reports
+    #: Host seconds at which a loop would have begun that did all of it in one run; None: no loop.
+    since: float | None = None
+
+    def rate(self, now: float) -> float | None:
+        """Return the items per second of a loop, over all its runs; None: unknown."""
+        if self.since is None or self.done is None or not self.since < now:
+            return None
+        return self.done / (now - self.since)
 
 
 class Board:
@@ -302,13 +312,11 @@ class Board:
         length = min(self.cells[first + NOTE_LENGTH], NOTE_BYTES)
         start = (first + NOTE_LENGTH + 1) * 8
         note = bytes(self.memory[start : start + length]).decode(errors="replace")
-        done, total = (self.numbers[first + cell] for cell in (DONE, TOTAL))
-        return Progress(
-            None if math.isnan(done) else done,
-            None if math.isnan(total) else total,
-            note,
-            self.cells[first + PROGRESS],
+        done, total, since = (
+            None if math.isnan(number) else number
+            for number in (self.numbers[first + cell] for cell in (DONE, TOTAL, SINCE))
         )
+        return Progress(done, total, note, self.cells[first + PROGRESS], since)
 
     def _write_note(self, slot: Slot, note: str) -> None:
         text = cut(note)
@@ -326,6 +334,7 @@ class Board:
 
 _BLANK = bytearray(RECORD_BYTES)
 _BLANK[DONE * 8 : TOTAL * 8 + 8] = struct.pack("=2d", math.nan, math.nan)
+_BLANK[SINCE * 8 : SINCE * 8 + 8] = struct.pack("=d", math.nan)
 
 
 def cut(note: str) -> bytes:

@@ -130,7 +130,9 @@ def _held(facts: Facts, row: LeaseRow, now: float) -> Iterator[str]:
 
 
 def _said(row: LeaseRow) -> str:
-    parts = [part for part in (amount(row), row.progress.note) if part not in ("", "-")]
+    rate = row.progress.rate
+    speed = f"{rate:.3g} a second over all runs" if rate else ""
+    parts = [part for part in (amount(row), speed, row.progress.note) if part not in ("", "-")]
     return ", ".join(parts) or "nothing of its progress"
 
 

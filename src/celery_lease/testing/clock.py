@@ -1,7 +1,7 @@
 """The clock of a test: it stands still until the test moves it.
 
 While it is installed, contexts of this process read it instead of the host's clock. For that it
-replaces the function that :mod:`celery_lease.task.context` calls, and the module of its loops: a
+replaces the function that :mod:`celery_lease.task.context` calls, and the modules of its loops: a
 clock that is passed to a context would make every beat of every worker slower by a tenth. So there
 is one clock at a time, and a worker that runs in the test's own process must not run meanwhile; a
 worker in a process of its own, as the fixture ``lease_worker`` starts, is not affected.
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from celery_lease.core.clock import SystemClock, host_seconds
 from celery_lease.task import context
-from celery_lease.task.iterating import loop
+from celery_lease.task.iterating import loop, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime
 
 #: The places where contexts and their loops find the function for the time.
-_ASKED = (vars(context), vars(loop))
+_ASKED = (vars(context), vars(loop), vars(places))
 
 
 class LeaseClock:

@@ -29,6 +29,7 @@ class Progress:
     done: float | None = None
     total: float | None = None
     note: str = ""
+    rate: float | None = None  #: items per second of a loop that resumes, over all its runs
 
     @property
     def share(self) -> float | None:
@@ -82,7 +83,10 @@ class LeaseRow:
         known = {name: facts[name] for name in _NAMES if name in facts}
         progress = facts.get("progress") or {}
         known["progress"] = Progress(
-            done=progress.get("done"), total=progress.get("total"), note=progress.get("note") or ""
+            done=progress.get("done"),
+            total=progress.get("total"),
+            note=progress.get("note") or "",
+            rate=progress.get("rate"),
         )
         return cls(**{**known, "hostname": node, "shown_as": label})
 

@@ -1,4 +1,4 @@
-"""Computes the rates of tasks' progress from successive looks."""
+"""The rates of tasks' progress: a loop's own over all its runs, others from successive looks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class Rates:
             if now - middle[0] >= HALF:
                 old, middle = middle, (now, done)
             points[row.tag] = old, middle
-            if now - old[0] >= LEAST:
+            if row.progress.rate is not None:
+                rates[row.tag] = row.progress.rate
+            elif now - old[0] >= LEAST:
                 rates[row.tag] = (done - old[1]) / (now - old[0])
         self._points = points
         return rates

@@ -75,7 +75,7 @@ def _copies(leases: LeaseRegistry, task_ids: Container[str] | None) -> list[_Cop
 
 def _row(copy: _Copy, leases: LeaseRegistry, now: float, epoch: float) -> dict[str, Any] | None:
     lease, claim = copy.lease, copy.lease.claim
-    seen = _Seen.of(copy, leases.board)
+    seen = _Seen.of(copy, leases.board, now)
     if seen is None:
         return None
     state = State.RUNNING if copy.state is State.RESERVED and seen.started_at else copy.state
@@ -93,7 +93,12 @@ def _row(copy: _Copy, leases: LeaseRegistry, now: float, epoch: float) -> dict[s
         "remaining": round(max(0.0, copy.deadline - now), 3),
         "deadline": round(epoch + copy.deadline, 3),
         "quiet": round(seen.quiet_until - now, 3) if seen.quiet_until > now else None,
-        "progress": {"done": seen.done, "total": seen.total, "note": seen.note},
+        "progress": {
+            "done": seen.done,
+            "total": seen.total,
+            "note": seen.note,
+            "rate": seen.rate,
+        },
         "cancelled": seen.cancelled,
         "key": copy.key,
         "deliveries": claim.deliveries,
@@ -119,10 +124,11 @@ class _Seen:
     done: float | None = None
     total: float | None = None
     note: str = ""
+    rate: float | None = None
     cancelled: bool = False
 
     @classmethod
-    def of(cls, copy: _Copy, board: Board) -> _Seen | None:
+    def of(cls, copy: _Copy, board: Board, now: float) -> _Seen | None:
         """Read a lease's record; None: it ended meanwhile, and the record may be another's."""
         slot = copy.slot
         if slot is None:
@@ -136,6 +142,7 @@ class _Seen:
             done=_finite(progress.done),
             total=_finite(progress.total),
             note=progress.note,
+            rate=_finite(progress.rate(now)),
             cancelled=bool((board.read_flags(slot) or 0) & FLAG_CANCELLED),
         )
         return seen if board.is_latest(slot) else None

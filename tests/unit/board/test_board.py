@@ -418,7 +418,9 @@ def test_the_longest_note_ends_within_its_record(board: Board) -> None:
     """Breaks when the note's place is smaller than what is kept of it."""
     one, two = board.lend(), board.lend()
     board.report(one, None, None, "x" * 500)
-    assert (beatboard.NOTE_LENGTH + 1) * 8 + NOTE_BYTES <= beatboard.RECORD_BYTES
+    assert (
+        (beatboard.NOTE_LENGTH + 1) * 8 + NOTE_BYTES <= beatboard.SINCE * 8 < beatboard.RECORD_BYTES
+    )
     assert board.read_progress(one).note == "x" * NOTE_BYTES
     assert board.read_progress(two) == beatboard.Progress()
 

@@ -139,6 +139,7 @@ def test_a_running_task_is_told_with_its_past_and_its_future() -> None:
         ({"cancelled": True}, "it is cancelled; its beats raise TaskCancelled"),
         ({"state": "lost", "lost": "expired"}, "Its lease is lost (expired): its next beat raises"),
         ({"losses": 5}, "it goes to queue q.dead instead of being run again"),
+        ({"progress": {"done": 3, "rate": 0.5}}, "it said: 3, 0.5 a second over all runs"),
         ({"progress": {"done": None, "total": None, "note": ""}}, "nothing of its progress"),
     ],
 )

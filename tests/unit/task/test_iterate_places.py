@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from celery_lease import ToolContext
+    from celery_lease.testing.clock import LeaseClock
 
 
 # Several loops.
@@ -91,6 +92,40 @@ def test_progress_counts_over_all_runs(make_lease_context: Any) -> None:
     assert (third.progress.done, third.progress.total) == (3, 3)
     list(loop(third, name="of unknown length"))
     assert (third.progress.done, third.progress.total) == (20, None)
+
+
+def test_a_rate_counts_over_all_runs(lease_clock: LeaseClock, make_lease_context: Any) -> None:
+    """Items by seconds, of the work as far as it is saved; not of the time between two runs."""
+    first = make_lease_context()
+    for row in loop(first, total=20):
+        lease_clock.advance(2.0)
+        if row == 11:
+            break
+    assert first.progress.since is None
+    lease_clock.advance(1000.0)
+    second = make_lease_context(after=first)
+    for row in loop(second, total=20):
+        lease_clock.advance(2.0)
+        if row == 16:
+            break
+        progress = second.progress
+        assert progress.rate(lease_clock.now()) == (row - 1) / (2.0 * (row + 1))
+    third = make_lease_context(after=second)
+    items = loop(third, total=20)
+    next(items)
+    assert third.progress.rate(lease_clock.now()) == 15 / 34.0
+
+
+def test_a_loop_that_begins_anew_has_no_former_rate(
+    lease_clock: LeaseClock, make_lease_context: Any
+) -> None:
+    first = make_lease_context()
+    for _ in first.iterate([1, 2, 3]):
+        lease_clock.advance(2.0)
+    second = make_lease_context(after=first)
+    for row in loop(second, name="loop", on_mismatch="restart"):
+        lease_clock.advance(1.0)
+        assert second.progress.rate(lease_clock.now()) == (row - 1) / row
 
 
 # What does not fit.

@@ -209,6 +209,12 @@ def test_a_rate_is_of_the_last_minute() -> None:
     assert seconds_left(row(100), 4.0) is None
 
 
+def test_a_loop_has_its_own_rate() -> None:
+    """It counts over all runs, and is known at the first look."""
+    loop = lease(progress=Progress(done=50, total=100, rate=0.25))
+    assert Rates().take([loop], 0.0) == {"tag-0": 0.25}
+
+
 def look(history: History, at: float, *rows: LeaseRow, workers: tuple[str, ...] = ()) -> None:
     history.take(View(rows=rows), workers, NOW + at)
 

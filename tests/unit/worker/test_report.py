@@ -41,7 +41,7 @@ def test_a_running_task_is_described_with_what_it_said(bench: Bench) -> None:
     assert (row["task"], row["id"], row["state"]) == ("t", "id-a", "running")
     assert (row["held_since"], row["started_at"]) == (NEW_YEAR, NEW_YEAR)
     assert (row["beat_age"], row["remaining"], row["deadline"]) == (1.5, 4.5, NEW_YEAR + 10)
-    assert row["progress"] == {"done": 3.0, "total": 8.0, "note": "encoding"}
+    assert row["progress"] == {"done": 3.0, "total": 8.0, "note": "encoding", "rate": None}
     assert (row["deliveries"], row["losses"], row["token"], row["tag"]) == (1, 0, 1, "a")
     assert (row["pid"], row["mode"], row["extension"]) == (42, "heartbeat", 10.0)
     assert (row["worker"], row["queue"], row["cancelled"]) == ("w1", "q", False)
@@ -55,7 +55,7 @@ def test_what_waits_has_no_beat_and_no_progress(bench: Bench) -> None:
     rows = describe(bench.leases)
     assert [row["state"] for row in rows] == ["reserved", "reserved"]
     assert {row["beat_age"] for row in rows} == {row["started_at"] for row in rows} == {None}
-    assert rows[0]["progress"] == {"done": None, "total": None, "note": ""}
+    assert rows[0]["progress"] == {"done": None, "total": None, "note": "", "rate": None}
     bench.write(bench.held("b"), beatboard.STARTED)
     assert describe(bench.leases, ["id-b"])[0]["state"] == "running"
 
@@ -80,7 +80,7 @@ def test_numbers_that_json_has_not_are_left_out(bench: Bench) -> None:
     held = bench.run()
     bench.board.report(slot_of(held), math.inf, math.nan, None)
     (row,) = describe(bench.leases)
-    assert row["progress"] == {"done": None, "total": None, "note": ""}
+    assert row["progress"] == {"done": None, "total": None, "note": "", "rate": None}
 
 
 def test_a_lease_that_ends_meanwhile_is_left_out(

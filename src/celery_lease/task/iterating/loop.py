@@ -12,6 +12,7 @@ import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from celery_lease.board import SINCE
 from celery_lease.core.clock import host_seconds
 from celery_lease.core.words import ordinal
 from celery_lease.task import gate
@@ -104,6 +105,9 @@ class Loop(Generic[T]):
             self._finish()
         finally:
             places.leave(place)
+            if self._outer is None:
+                place.spent, place.entered_at = place.seconds(), None
+                self._report_since(math.nan)
 
     def _items(self) -> Iterator[T]:
         context, places, place, source = self._context, self._places, self._place, self._source
@@ -139,7 +143,7 @@ class Loop(Generic[T]):
         if reason is not None:
             self._refuse(reason)
         elif stored is not None:
-            place.mark = stored.mark
+            place.mark, place.spent = stored.mark, stored.spent
         home[self._name] = place
         places.saved_at = places.saved_at or host_seconds()
         return places, place
@@ -184,6 +188,14 @@ class Loop(Generic[T]):
         total = next(known, math.nan)  # nan: an earlier loop's total does not apply
         note = f"{ordinal(place.run)} run" if place.run > 1 else None
         self._context.beat(place.mark.done, total, note)
+        place.entered_at = host_seconds()
+        self._report_since(place.entered_at - place.spent)
+
+    def _report_since(self, seconds: float) -> None:
+        """Report when the loop would have begun, had it done all its items in one run."""
+        context = self._context
+        if context._board.owns(context._slot):
+            context._record[SINCE] = seconds
 
     def _remaining(self) -> Iterator[T]:
         """Yield the items after the place, if their cursors have the shape of the saved one."""
@@ -200,7 +212,8 @@ class Loop(Generic[T]):
                 return
             items.close()
             self._refuse(f"its last cursor was {at!r}, and the next item's is {source.at!r}")
-            place.mark = Mark(None, 0, {})
+            place.mark, place.spent = Mark(None, 0, {}), 0.0
+            self._report_begin()
             yield from source.after(None)
             return
 

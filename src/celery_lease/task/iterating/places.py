@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any, NamedTuple
 
+from celery_lease.core.clock import host_seconds
 from celery_lease.task.iterating.cursors import decode, encode
 
 
@@ -31,13 +32,25 @@ class Place:
     run: int = 1  #: the number of the loop's current run
     size: float | None = None  #: number of items in the source
     begun: bool = True  #: this run of the task has begun it
+    spent: float = 0.0  #: seconds that it took in all runs, without those since it was entered
+    entered_at: float | None = None  #: host seconds, while it is open and reports progress
     mark: Mark = field(default_factory=lambda: Mark(None, 0, {}))
 
     def to_json(self) -> dict[str, Any]:
         mark = self.mark  # read once: see the module
         stored = {"by": self.by, "at": encode(mark.at), "done": mark.done, "run": self.run}
-        optional = {"size": self.size, "over": mark.over, "inside": to_json(mark.inside)}
+        optional = {
+            "size": self.size,
+            "over": mark.over,
+            "inside": to_json(mark.inside),
+            "spent": round(self.seconds(), 3),
+        }
         return {**stored, **{name: value for name, value in optional.items() if value}}
+
+    def seconds(self) -> float:
+        """Return the seconds that the loop has taken in all its runs."""
+        entered_at = self.entered_at
+        return self.spent + (0.0 if entered_at is None else host_seconds() - entered_at)
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Place:
@@ -48,6 +61,7 @@ class Place:
             run=int(stored["run"]),
             size=stored.get("size"),
             begun=False,
+            spent=float(stored.get("spent", 0.0)),
             mark=Mark(at, done, inside, over),
         )
 
