@@ -17,6 +17,7 @@ from kombu.utils.encoding import bytes_to_str
 from celery_lease import brokers
 from celery_lease.brokers.use import Topic, Use
 from celery_lease.task import keys
+from celery_lease.task.checkpoints import stores
 from celery_lease.task.task import LeasedTask
 from celery_lease.worker import compat
 
@@ -137,10 +138,8 @@ def _use(app: Celery, loaded: Settings, *, sends_events: bool, gossips: bool, by
 
 def _lacking_at_results(app: Celery) -> tuple[str, str] | None:
     """Check a result backend on Redis; one that does not answer is left to Celery, which waits."""
-    from celery.backends.redis import RedisBackend  # noqa: PLC0415  (no need of it elsewhere)
-
-    backend = app.backend
-    if not isinstance(backend, RedisBackend):
+    backend: Any = app.backend
+    if not stores.on_redis(backend):
         return None
     import redis  # noqa: PLC0415  (not with every broker)
 

@@ -7,6 +7,7 @@ can be, behaviour is checked, not the source.
 from __future__ import annotations
 
 import inspect
+import sys
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import celery
 import pytest
 from celery import Celery, Task, _state, bootsteps
+from celery.backends.filesystem import FilesystemBackend
 from celery.concurrency import prefork
 from celery.exceptions import TaskRevokedError, WorkerShutdown, WorkerTerminate
 from celery.platforms import EX_FAILURE, EX_OK
@@ -30,13 +32,15 @@ from kombu.serialization import dumps
 
 from celery_lease import LeasedTask
 from celery_lease.core.ticket import Ticket
-from celery_lease.worker import compat
+from celery_lease.task.checkpoints.stores import FileStore, store_of
+from celery_lease.worker import access, compat
 from celery_lease.worker.entries import LeaseHandle
 from celery_lease.worker.request import LeasedRequest
 from celery_lease.worker.steps import LeaseConsumer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.compat
 
@@ -471,3 +475,13 @@ def test_a_request_is_given_to_a_backend_as_celery_itself_does(app: Celery) -> N
     }
     assert (context.args, context.kwargs, context.hostname) == ((1, 2), {"a": 3}, "w1@h")
     assert context.delivery_info["routing_key"] == "q"
+
+
+def test_without_redis_py_a_worker_starts_and_finds_its_stores(
+    app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on RabbitMQ, where Celery's module of the backend on Redis cannot be imported."""
+    monkeypatch.delitem(sys.modules, "celery.backends.redis", raising=False)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    assert access._lacking_at_results(app) is None
+    assert isinstance(store_of(app, FilesystemBackend(f"file://{tmp_path}", app=app)), FileStore)

@@ -8,6 +8,7 @@ an answer, and a comparison that is one step with the write. So it is on pgmq.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from contextlib import suppress
 from types import SimpleNamespace
@@ -135,13 +136,17 @@ def _of_backend(backend: Any, app: Celery) -> Store | None:
         return None  # cache+memory:// ends with this process
     if isinstance(backend, FilesystemBackend):
         return FileStore(backend)
-    return _of_redis(backend, app) if _is_redis(backend) else KeyValueStore(backend)
+    return _of_redis(backend, app) if on_redis(backend) else KeyValueStore(backend)
 
 
-def _is_redis(backend: Any) -> bool:
-    from celery.backends.redis import RedisBackend  # noqa: PLC0415
+def on_redis(backend: Any) -> bool:
+    """Return whether a result backend is on Redis.
 
-    return isinstance(backend, RedisBackend)
+    Celery's module cannot be imported without redis-py, so it is only looked up: a backend on Redis
+    has imported it.
+    """
+    module = sys.modules.get("celery.backends.redis")
+    return module is not None and isinstance(backend, module.RedisBackend)
 
 
 # One store, with its connections, for each place that an app of this process uses. Celery creates a
