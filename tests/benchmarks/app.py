@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,29 @@ if not os.environ.get(PLAIN):
     def leased_start(self: Any) -> None:
         """Note when it started, under a lease."""
         record("start", self.request.id, self.request.hostname)
+
+    @app.task(
+        name="benchmark.keyed",
+        bind=True,
+        base=LeasedTask,
+        lease_key=lambda: uuid.uuid4().hex,
+        ignore_result=True,
+    )
+    def keyed(_self: Any) -> None:
+        """Do nothing, under a lease and an exclusive key that nobody else wants."""
+
+    @app.task(
+        name="benchmark.one-by-one",
+        bind=True,
+        base=LeasedTask,
+        lease_key="one:{seconds}",
+        ignore_result=True,
+    )
+    def one_by_one(self: Any, seconds: float) -> None:
+        """Keep one process busy, recorded in the ledger, and no other task of the key at once."""
+        record("start", self.request.id, self.request.hostname)
+        time.sleep(seconds)
+        record("end", self.request.id, self.request.hostname)
 
     @app.task(name="benchmark.beats", base=LeasedTask)
     def beats(batches: int, size: int, *, context: ToolContext) -> list[float]:

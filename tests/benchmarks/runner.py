@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from benchmarks import beats, endings, extending, idle, memory, throughput
+from benchmarks import beats, endings, extending, idle, keyed, memory, throughput
 from benchmarks.bench import Bench
 from benchmarks.chart import svg
 from benchmarks.figures import as_json, markdown, table
@@ -24,6 +24,8 @@ MEASUREMENTS: dict[str, Callable[[Bench], Figure | list[Figure]]] = {
     "beside": beats.beside_weakincentives,
     "attached": beats.attached_beside_weakincentives,
     "throughput": throughput.ratio,
+    "keyed": keyed.ratio,
+    "wake": keyed.wake,
     "extend": extending.round_trip,
     "takeover": endings.takeover,
     "hand-back": endings.requeue,

@@ -17,6 +17,7 @@ from benchmarks import (
     endings,
     extending,
     idle,
+    keyed,
     throughput,
 )
 from benchmarks.chart import LEFT, UNIT, svg
@@ -142,6 +143,14 @@ def test_throughput_is_compared_in_pairs(bench: benchmarks_bench.Bench) -> None:
     assert [len(side["rates"]) for side in sides] == [2, 2]
     assert [len(side["loads"]) for side in sides] == [2, 2]
     assert all(figure.measured is not None for figure in (rate, load))
+
+
+def test_keys_are_measured(bench: benchmarks_bench.Bench) -> None:
+    """Breaks when a queue of keyed tasks is not drained, or two tasks of a key run at a time."""
+    assert keyed.ratio(bench, pairs=1, count=20).measured
+    woken = keyed.wake(bench, count=3)
+    assert len(woken.details["each"]) == 3
+    assert woken.details["each"][0] > 0
 
 
 def test_idle_workers_are_measured_beside_stock_ones(bench: benchmarks_bench.Bench) -> None:

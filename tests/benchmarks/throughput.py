@@ -43,20 +43,20 @@ def ratio(bench: Bench, pairs: int = 9, count: int = 400) -> list[Figure]:
         env = {"leased": {}, "plain": {PLAIN: "1"}}
         workers = {kind: scene.worker(concurrency=2, env=env[kind]) for kind in kinds}
         for kind, worker in workers.items():
-            _drain(scene, worker, Drains(), kind=kind, queue=f"warm-{kind}", count=min(count, 200))
+            drain(scene, worker, Drains(), kind=kind, queue=f"warm-{kind}", count=min(count, 200))
         end = time.perf_counter() + BUDGET
         for pair in range(pairs):
             if pair > 1 and time.perf_counter() > end:
                 break
             for kind in sorted(kinds, reverse=bool(pair % 2)):
                 queue = f"{kind}-{pair}"
-                _drain(scene, workers[kind], kinds[kind], kind=kind, queue=queue, count=count)
+                drain(scene, workers[kind], kinds[kind], kind=kind, queue=queue, count=count)
     return [
         Figure(
             name="throughput of no-op leased tasks, beside plain late-ack tasks",
             unit="x plain",
             target=1.2,
-            measured=_median_of_ratios(leased.rates, plain.rates),
+            measured=median_of_ratios(leased.rates, plain.rates),
             at_least=True,
             digits=2,
             details={"tasks": count, "plain": asdict(plain), "leased": asdict(leased)},
@@ -65,17 +65,17 @@ def ratio(bench: Bench, pairs: int = 9, count: int = 400) -> list[Figure]:
             name="processor time of the main process a no-op task",
             unit="x plain",
             target=1.0,
-            measured=_median_of_ratios(leased.loads, plain.loads),
+            measured=median_of_ratios(leased.loads, plain.loads),
             digits=2,
         ),
     ]
 
 
-def _median_of_ratios(ours: list[float], theirs: list[float]) -> float:
+def median_of_ratios(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
 
 
-def _drain(
+def drain(
     scene: Scene, worker: Worker, drains: Drains, *, kind: str, queue: str, count: int
 ) -> None:
     """Let a worker empty a queue, timed from its first message to its last acknowledgement."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from harness.brokers import RedisServer
+    from harness.brokers import RedisServer, SentinelSet
     from harness.ledger import Ledger
     from harness.postgres import Database
     from harness.workers import Worker, WorkerFleet
@@ -356,6 +356,45 @@ def test_a_forgotten_message_is_woken_by_a_reaper(scene: Scene) -> None:
     assert always(lambda: not scene.ledger.count("start", "parked"), during=1.5, every=0.2)
     scene.aside(back=True)
     scene.ledger.wait("end", "parked")
+    scene.settled()
+
+
+@pytest.mark.chaos
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_fail_over_leaves_no_parked_message_stuck_or_lost(
+    sentinel_set: SentinelSet, fleet: WorkerFleet, tmp_path: Path
+) -> None:
+    """One holder ends while there is no master, and the lease of the other one expires."""
+    scene = RedisScene(sentinel_set.master, fleet, tmp_path)
+    url, options = sentinel_set.fresh_url(), sentinel_set.transport_options
+    scene.setup = Setup(url, url, CONF | {"broker_transport_options": options})
+    scene.setup = scene.setup.having(result_backend_transport_options=options)
+    scene.app, scene.client = scene.setup.app(), sentinel_set.master.client(scene.setup.database)
+    for _ in range(2):
+        scene.worker(concurrency=1)
+    lines = {key: [f"{key}{number}" for number in range(4)] for key in "ab"}
+    for key, (holder, *others) in lines.items():
+        extension = {"lease": {"lease_extension": 120}} if key == "a" else {}
+        scene.send(holder, key, headers=extension)
+        scene.ledger.wait("start", holder)
+        for each in others:
+            scene.send(each, key, gated=False)
+    scene.parked(6)
+    sentinel_set.wait_replicated()
+    sentinel_set.master.kill()
+    scene.open("a0")
+    scene.ledger.wait("end", "a0")
+    promoted = sentinel_set.failover()
+    scene.client = promoted.client(scene.setup.database)
+    scene.open("b0")
+    for each in (*lines["a"], *lines["b"]):
+        scene.ledger.wait("end", each, within=80)  # Celery tries less and less often
+    assert scene.ledger.count("start", "a0") == 1
+    for key, ids in lines.items():
+        entries = [(event, each) for event, each in scene.order(*ids) if each != ids[0]]
+        assert sorted(entries[::2]) == [("start", each) for each in ids[1:]], key
+        assert [each for _, each in entries[::2]] == [each for _, each in entries[1::2]], key
     scene.settled()
 
 
