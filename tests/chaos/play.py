@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from chaos.app import STEP
 from chaos.crew import Crew
@@ -16,8 +16,8 @@ from chaos.verdict import Verdict, judge
 from harness.workers import WorkerOptions
 
 if TYPE_CHECKING:
+    from chaos.broker import Broker
     from harness.brokers import RedisServer
-    from harness.setup import Setup
     from harness.workers import WorkerFleet
 
 LEASE = 4.0
@@ -28,8 +28,6 @@ CONF = {
     "worker_prefetch_multiplier": 2,
     "task_ignore_result": True,
 }
-#: Keys that are empty when every message has ended.
-KEYS = ("celery", "unacked", "unacked_index", "unacked.leases", "unacked.claims", "unacked.parked")
 #: Chaos is over when so many seconds went by without anything being completed: more than a reaper
 #: takes to look at a parked message.
 SILENCE = 90.0
@@ -54,9 +52,8 @@ class Chaos:
     """One staging."""
 
     options: ChaosOptions
-    broker: RedisServer
+    broker: Broker
     store: RedisServer
-    setup: Setup
     fleet: WorkerFleet
     sent: list[str] = field(default_factory=list)  #: task ids; the sender's thread
     keys: dict[str, str] = field(default_factory=dict)  #: of the tasks; likewise
@@ -66,7 +63,7 @@ class Chaos:
         """Stage it and return what became of the messages."""
         began = time.monotonic()
         chance = random.Random(self.options.seed)
-        crew = Crew(self.fleet, self.setup.having(**CONF), self._worker())
+        crew = Crew(self.fleet, self.broker.setup.having(**CONF), self._worker())
         for worker in [crew.add() for _ in range(self.options.workers)]:
             worker.wait_ready(60)
         faults = Faults(chance, crew, self.broker, LEASE)
@@ -89,18 +86,18 @@ class Chaos:
         )
 
     def _send(self, faults: Faults) -> None:
-        chance, app = random.Random(self.options.seed + 1), self.setup.app()
-        with app.producer_or_acquire() as producer:
-            while not self._over.wait(chance.expovariate(self.options.rate)):
-                if time.monotonic() < faults.paused_until + 0.5:
-                    continue
-                steps = int(chance.uniform(1, self.options.longest / STEP))
-                key = f"key-{chance.randrange(self.options.keys)}" if self.options.keys else ""
-                headers = {"lease_key": key}
-                with faults.calm:
-                    sent = app.send_task("chaos.work", [steps], producer=producer, headers=headers)
-                self.sent.append(str(sent.id))
-                self.keys[str(sent.id)] = key
+        chance, app = random.Random(self.options.seed + 1), self.broker.setup.app()
+        while not self._over.wait(chance.expovariate(self.options.rate)):
+            if time.monotonic() < faults.paused_until + 0.5:
+                continue
+            steps = int(chance.uniform(1, self.options.longest / STEP))
+            key = f"key-{chance.randrange(self.options.keys)}" if self.options.keys else ""
+            with faults.calm, app.connection_for_write() as connection:
+                sent = app.send_task(
+                    "chaos.work", [steps], connection=connection, headers={"lease_key": key}
+                )
+            self.sent.append(str(sent.id))
+            self.keys[str(sent.id)] = key
 
     def _hit(self, crew: Crew, faults: Faults, chance: random.Random) -> None:
         ends = time.monotonic() + self.options.seconds
@@ -132,19 +129,7 @@ class Chaos:
             sent=len(self.sent),
             findings=judge(effects, self.fleet.ledger.entries(), self.keys),
             staged=faults.staged,
-            left=self._left(),
+            left=self.broker.left(),
             died=crew.died,
             stuck=crew.stuck,
         )
-
-    def _left(self) -> dict[str, int]:
-        with self.broker.client(self.setup.database) as client:
-            lengths: dict[bytes, Any] = {
-                b"list": client.llen,
-                b"hash": client.hlen,
-                b"zset": client.zcard,
-                b"none": lambda _: 0,
-            }
-            types: list[Any] = [client.type(key) for key in KEYS]
-            found = {key: int(lengths[each](key)) for key, each in zip(KEYS, types, strict=True)}
-        return {key: length for key, length in found.items() if length}
