@@ -99,6 +99,13 @@ class Terminal:
             lambda: text in self._read(), 30, what=lambda: f"{text!r} in {self.seen[-3000:]!r}"
         )
 
+    def wait_for_end(self) -> int:
+        """Read to the command's end, as who writes to a full terminal waits; return its status."""
+        process = self._process
+        assert process is not None
+        eventually(lambda: self._read() and process.poll() is not None, 30)
+        return process.wait()
+
     def _read(self) -> str:
         with suppress(BlockingIOError):
             self.seen += os.read(self._ours, 1 << 16).decode(errors="replace")
@@ -196,16 +203,20 @@ def test_onlookers_do_not_hold_up_the_keeper(crowd: Crowd) -> None:
 
 
 def test_top_draws_what_fits_and_leaves_the_terminal_as_it_was(crowd: Crowd) -> None:
-    """The running task with a bar, then as many as there are lines; s sorts, q quits."""
+    """The running task with a bar, then as many as wished; s sorts, Enter explains, q quits."""
     with Terminal(lines=20, columns=200) as terminal:
-        process = terminal.run(crowd, "lease", "top", "-i", "0.5", "-d", crowd.worker.hostname)
+        options = ("-i", "0.5", "-n", "17", "-d", crowd.worker.hostname)
+        terminal.run(crowd, "lease", "top", *options)
         terminal.wait_for(f"and {len(crowd.waiting) + 1 - 17} more")
-        assert crowd.running in terminal.seen
+        terminal.wait_for(crowd.running)
         assert "━" in terminal.seen
         terminal.press("s")
         terminal.wait_for("by beat")
+        terminal.press("\r")
+        terminal.wait_for(f"views.work[{crowd.running}] runs on {crowd.worker.hostname}, process ")
         terminal.press("q")
-        assert process.wait(10) == 0
+        terminal.press("q")
+        assert terminal.wait_for_end() == 0
         terminal.wait_for("\x1b[?1049l")
         assert "Traceback" not in terminal.seen
         assert terminal.is_as_before
@@ -228,7 +239,7 @@ def test_top_is_ended_by_an_interrupt(crowd: Crowd) -> None:
         process = terminal.run(crowd, "lease", "top", "-i", "0.5", "-d", crowd.worker.hostname)
         terminal.wait_for("by held")
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert terminal.wait_for_end() == 0
         terminal.wait_for("\x1b[?1049l")
         assert "Traceback" not in terminal.seen
         assert terminal.is_as_before

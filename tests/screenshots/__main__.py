@@ -6,23 +6,27 @@ Starts a broker and workers of its own, lets them work, and takes pictures of wh
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # `screenshots` and `harness`
 
+from celery_lease.cli.live import Top
+from celery_lease.cli.top import Screen
 from harness.brokers import RedisServer, valkey_binary
 from harness.ledger import ENV
 from harness.setup import Setup
 from harness.waiting import eventually
 from harness.workers import TESTS, WorkerFleet, WorkerOptions
-from screenshots.terminal import draw, show
+from screenshots.terminal import FONT_FACE, draw, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,10 +102,22 @@ def top(directory: Path, out: Path) -> None:
         for folder, pace in (("music", 0.1), ("letters", 0.3), ("photos", 0.15)):
             stage.send("media.index", folder, 200, pace)
         eventually(lambda: stage.held == 8, 20)
-        shown = show(stage.command("top"), stage.env, seconds=TOP, columns=WIDE)
-        draw(shown, "celery -A media lease top", out / "top.svg")
+        with stage.setup.app("media") as app:
+            drawn = asyncio.run(_live(Screen(app)))
+        (out / "top.svg").write_text(FONT_FACE.sub("", drawn))
     finally:
         stage.close()
+
+
+async def _live(watch: Screen) -> str:
+    """Return the picture of a terminal with the live table."""
+    threading.Thread(target=watch.run, daemon=True).start()
+    table = Top(watch, "held", None)
+    async with table.run_test(size=(WIDE, 12)) as pilot:
+        await pilot.pause(TOP)
+        drawn = table.export_screenshot(title="celery -A media lease top")
+    watch.over.set()
+    return drawn
 
 
 def trace(directory: Path, out: Path) -> None:

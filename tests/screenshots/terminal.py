@@ -7,11 +7,10 @@ import io
 import os
 import pty
 import re
-import select
 import struct
 import subprocess
 import termios
-import time
+from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
     from pyte.screens import Char
 
-COLUMNS, ROWS = 110, 60  #: of a terminal, unless told otherwise
-#: Seconds that a command has to end after it was told to.
+COLUMNS, ROWS = 110, 60  #: of a terminal
+#: Seconds that a command has to end after its last output.
 PATIENCE = 10.0
 #: Names of colours that a terminal and rich call differently.
 COLOURS = {"brown": "yellow", "default": None}
@@ -35,22 +34,12 @@ COLOURS = {"brown": "yellow", "default": None}
 FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
-def show(
-    command: Sequence[str],
-    env: Mapping[str, str],
-    *,
-    seconds: float | None = None,
-    columns: int = COLUMNS,
-) -> Text:
-    """Return what a command leaves on the screen, or shows after some *seconds* of its run.
-
-    Raises:
-        RuntimeError: It ended before, or did not end when told by Ctrl-C.
-    """
-    screen = pyte.Screen(columns, ROWS)
+def show(command: Sequence[str], env: Mapping[str, str]) -> Text:
+    """Return what a command leaves on the screen."""
+    screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     terminal = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
     process = subprocess.Popen(
         command,
@@ -63,18 +52,12 @@ def show(
     )
     os.close(theirs)
     try:
-        _feed(ours, stream, seconds)
-        if seconds is not None and process.poll() is not None:
-            raise RuntimeError(f"{command} ended: {_plain(screen)}")
-        shown = _text(screen)
-        if seconds is not None:
-            os.write(ours, b"\x03")  # Ctrl-C
-            _feed(ours, stream, PATIENCE)
+        _feed(ours, stream)
         process.wait(PATIENCE)
     finally:
         process.kill()
         os.close(ours)
-    return shown
+    return _text(screen)
 
 
 def draw(shown: Text, title: str, path: Path) -> None:
@@ -85,23 +68,11 @@ def draw(shown: Text, title: str, path: Path) -> None:
     path.write_text(FONT_FACE.sub("", console.export_svg(title=title, unique_id=path.stem)))
 
 
-def _feed(ours: int, stream: pyte.ByteStream, seconds: float | None) -> None:
-    """Let the screen show what comes until the program ends, or some seconds are over."""
-    ends = None if seconds is None else time.monotonic() + seconds
-    while ends is None or time.monotonic() < ends:
-        if not select.select([ours], [], [], 0.1)[0]:
-            continue
-        try:
-            data = os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            return
-        if not data:
-            return
-        stream.feed(data)
-
-
-def _plain(screen: pyte.Screen) -> str:
-    return "\n".join(line.rstrip() for line in screen.display).rstrip()
+def _feed(ours: int, stream: pyte.ByteStream) -> None:
+    """Let the screen show what comes until the program ends."""
+    with suppress(OSError):  # the other end is closed
+        while data := os.read(ours, 65536):
+            stream.feed(data)
 
 
 def _text(screen: pyte.Screen) -> Text:

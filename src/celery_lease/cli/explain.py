@@ -116,6 +116,15 @@ def facts_of(
     return Facts(task_id=task_id, **(known | _in_force(app, known)))
 
 
+def facts_in_view(app: Celery, view: View, askable: bool, task_id: str, timeout: float) -> Facts:
+    """Return all facts about a task; its leases come from a view of all tasks."""
+    known = leases_of(view, task_id, askable=askable)
+    if any(row.started_at is None for row in known["held"]):
+        with optional_sources(app) as found:
+            known["eta"] = eta_of(found, known["held"], timeout)
+    return facts_of(app, task_id, known, (), awaited_key(view, task_id))
+
+
 def document(facts: Facts, now: float) -> dict[str, Any]:
     """Return the facts about a task as a JSON document; *now* is seconds since 1970."""
     return {

@@ -1,109 +1,81 @@
-"""Tables for terminals, with rich; importing this module fails without rich."""
+"""Paints leases for terminals, with rich; importing this module fails without rich."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from celery_lease.cli import rows
-from celery_lease.view.row import ORPHANED, SILENT, LeaseRow
+from celery_lease.view.row import SOON
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from rich.console import RenderableType
+    from celery_lease.view import LeaseRow
 
 RIGHT = {"HELD", "BEAT", "LEFT", "DELIVERY"}
 BAR = 10  #: cells of a progress bar
-#: Share of a lease below which the remaining time is highlighted.
-SOON = 1 / 3
+#: Colours of states, by :attr:`LeaseRow.kind`.
+STYLES = {"bad": "red", "odd": "magenta", "good": "green", "calm": "dim"}
 
 
-def table(
-    found: Sequence[LeaseRow],
-    cells: Sequence[Sequence[str]],
-    width: int,
-    least: Mapping[str, int] = rows.NOTHING,
-) -> Table:
-    """Return leases as a table.
+def columns(
+    cells: Sequence[Sequence[str]], width: int, least: Mapping[str, int] = rows.NOTHING
+) -> tuple[list[tuple[str, int]], bool]:
+    """Return the names and widths of the columns that fit, and whether there is room for bars.
 
     Args:
-        found: The leases.
-        cells: Their cells.
+        cells: The cells of leases.
         width: The most characters of a line; less important columns are left out if necessary.
         least: The least widths of columns.
     """
     bars = width >= rows.width(cells, least=least) + BAR + 1
-    names = rows.fitting(cells, width, least)
-    room = BAR + 1 if least and bars else 0
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        made.add_column(
-            name,
-            justify="right" if name in RIGHT else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=least.get(name, 0) + (room if name == "PROGRESS" else 0),
-        )
-    for row, texts in zip(found, cells, strict=True):
-        named = dict(zip(rows.HEADERS, texts, strict=True))
-        made.add_row(*[_painted(row, name, named[name], bars=bars) for name in names])
-    return made
+    wide = dict(zip(rows.HEADERS, rows.widths(cells, least), strict=True))
+    wide["PROGRESS"] += (BAR + 1) * bars
+    return [(name, wide[name]) for name in rows.fitting(cells, width, least)], bars
 
 
 def print_table(found: Sequence[LeaseRow], cells: Sequence[Sequence[str]]) -> None:
     """Print leases to the terminal."""
     console = Console()
-    console.print(table(found, cells, console.width))
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    wide, bars = columns(cells, console.width)
+    names = [name for name, _ in wide]
+    for name in names:
+        made.add_column(aligned(name), no_wrap=True, overflow="ellipsis")
+    for row, texts in zip(found, cells, strict=True):
+        made.add_row(*painted(row, texts, names, bars=bars))
+    console.print(made)
 
 
-@contextmanager
-def live() -> Iterator[Callable[[str, Sequence[LeaseRow], Sequence[Sequence[str]], int], None]]:
-    """Yield a function that shows a headline, leases, their cells, and the number of further ones.
+def aligned(name: str, text: str | None = None) -> Text:
+    """Return a text for the column *name*, its name by default, left or right in it."""
+    return Text(name if text is None else text, justify="right" if name in RIGHT else "left")
 
-    It uses a screen of its own, which is closed at the end.
+
+def painted(
+    row: LeaseRow, texts: Sequence[str], names: Sequence[str], *, bars: bool
+) -> Sequence[Text]:
+    """Return the cells of a lease in the columns *names*, with colours and a bar of its progress.
+
+    A :class:`Text` each, not a string: a task's own texts must not be taken for markup.
     """
-    steady = rows.Steady(rows.USUAL)
-    with Live(screen=True, auto_refresh=False) as shown:
-
-        def show(
-            headline: str, found: Sequence[LeaseRow], cells: Sequence[Sequence[str]], more: int
-        ) -> None:
-            first = Text(headline, style="bold", no_wrap=True, overflow="ellipsis")
-            drawn = table(found, cells, shown.console.width, steady.grow(cells))
-            parts: list[RenderableType] = [first, drawn]
-            if more > 0:
-                parts.append(Text(f"and {more} more", style="dim"))
-            shown.update(Group(*parts), refresh=True)
-
-        yield show
+    named = dict(zip(rows.HEADERS, texts, strict=True))
+    return [_cell(row, name, named[name], bars=bars) for name in names]
 
 
-def _painted(row: LeaseRow, name: str, text: str, *, bars: bool) -> RenderableType:
-    # Text, not str: a task's own texts must not be taken for markup.
+def _cell(row: LeaseRow, name: str, text: str, *, bars: bool) -> Text:
+    style = ""
     if name == "STATE":
-        return Text(text, style=_state_style(row))
-    if name == "LEFT" and row.remaining < row.extension * SOON:
-        return Text(text, style="yellow")
-    part = row.progress.share
-    if name == "PROGRESS" and bars and part is not None:
-        line = Table.grid(padding=(0, 1))
-        line.add_column(width=BAR)
-        line.add_column(no_wrap=True)
-        line.add_row(ProgressBar(total=1.0, completed=part, width=BAR), Text(text))
-        return line
-    return Text(text)
-
-
-def _state_style(row: LeaseRow) -> str:
-    if row.state in {"lost", ORPHANED, SILENT}:
-        return "red"
-    if row.cancelled:
-        return "magenta"
-    return "green" if row.state == "running" else "dim"
+        style = STYLES[row.kind]
+    elif name == "LEFT" and row.remaining < row.extension * SOON:
+        style = "yellow"
+    made = aligned(name, "")
+    if name == "PROGRESS" and bars and row.progress.share is not None:
+        done = round(BAR * row.progress.share)
+        made.append("\u2501" * done, "green" if done == BAR else "magenta")
+        made.append("\u2501" * (BAR - done), "bright_black").append(" ")
+    return made.append(text, style)

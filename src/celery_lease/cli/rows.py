@@ -100,6 +100,11 @@ def note(row: LeaseRow) -> str:
     return row.progress.note
 
 
+def printable(text: str) -> str:
+    """Replace characters that would move a terminal's cursor or change its colours."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def cells(row: LeaseRow, now: float) -> tuple[str, ...]:
     """Return the cells of a lease, in the order of :data:`HEADERS`; *now* is seconds since 1970."""
     texts = (
@@ -114,7 +119,7 @@ def cells(row: LeaseRow, now: float) -> tuple[str, ...]:
         note(row),
         f"{row.deliveries or NONE}" + (f", {row.losses} lost" if row.losses else ""),
     )
-    return tuple(map(_clean, texts))
+    return tuple(map(printable, texts))
 
 
 def widths(table: Sequence[Sequence[str]], least: Mapping[str, int] = NOTHING) -> list[int]:
@@ -189,8 +194,3 @@ def text(
     for row in [HEADERS, *table]:
         cells = dict(zip(HEADERS, row, strict=True))
         yield "  ".join(cells[name].ljust(wide[name]) for name in names).rstrip()[:most]
-
-
-def _clean(text: str) -> str:
-    """Replace characters that would move a terminal's cursor or change its colours."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)

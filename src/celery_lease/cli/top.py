@@ -1,7 +1,7 @@
 """``celery -A proj lease top``: shows the leases of all workers, live.
 
 One thread asks the workers and the other draws, so that keys and times work while an answer is
-awaited. Without a terminal, or without rich, it prints plain tables one after the other.
+awaited. Without a terminal, or without Textual, it prints plain tables one after the other.
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ from typing import TYPE_CHECKING
 import click
 
 from celery_lease.cli import rows
-from celery_lease.cli.keys import pressed
 from celery_lease.cli.watch import Watch
 from celery_lease.cli.workers import DESTINATION, EX_UNAVAILABLE, report_silent, warn_of_namesakes
 from celery_lease.core.clock import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from celery_lease.view import LeaseRow, View
 
-#: Seconds between two drawings.
-DRAW_INTERVAL = 0.25
 #: Lines of a screen without leases: headline, column names, number of further leases.
 FRAME = 3
 
@@ -39,6 +36,10 @@ class Screen(Watch):
     """The state of the screen, with the widths of its columns."""
 
     steady: rows.Steady = field(default_factory=lambda: rows.Steady(rows.USUAL))
+
+    def headline(self, view: View) -> str:
+        """Return the numbers of workers and leases, and what is missing."""
+        return "; ".join(filter(None, [view.headline(), self.trouble(), view.unavailable]))
 
 
 @click.command()
@@ -56,7 +57,7 @@ class Screen(Watch):
     "-n",
     "--lines",
     type=click.IntRange(min=1),
-    show_default="the terminal's height; all in a pipe",
+    show_default="all; with --once in a terminal, its height",
     help="Most leases to show.",
 )
 @DESTINATION
@@ -71,9 +72,9 @@ def top(  # noqa: PLR0917  (click passes them by name)
 ) -> None:
     """Show the leases of all workers, live.
 
-    Keys: q quits, s sorts by the next column. In a pipe, or without rich, it prints a table of
-    plain text at each interval. A solo worker replies while a leased task runs in it, but not while
-    a plain one does.
+    Keys: q quits, s sorts by the next column, / filters, Enter explains a lease. In a pipe, or
+    without Textual (extra cli), it prints a table of plain text at each interval. A solo worker
+    replies while a leased task runs in it, but not while a plain one does.
     """
     watch = Screen(ctx.obj.app, destination, interval)
     replies, askable = watch.ask_once()
@@ -92,35 +93,18 @@ def _follow(watch: Screen, sort: str, lines: int | None) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the terminal is restored
     threading.Thread(target=watch.run, name="celery-lease-top", daemon=True).start()
     try:
-        if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        ends = (sys.stdin, sys.stdout, sys.stderr)
+        if all(end.isatty() for end in ends) and os.environ.get("TERM") != "dumb":
             try:
-                from celery_lease.cli.paint import live  # noqa: PLC0415  (an extra)
+                from celery_lease.cli.live import Top  # noqa: PLC0415  (an extra)
             except ImportError:
                 click.echo("celery-lease[cli] makes this a live table", err=True)
             else:
-                with live() as show:
-                    _draw(watch, show, sort, lines)
+                Top(watch, sort, lines).run()
                 return
         _print_again_and_again(watch, sort, lines)
     finally:
         watch.over.set()
-
-
-def _draw(watch: Screen, show: Callable[..., None], sort: str, lines: int | None) -> None:
-    with pressed() as key:
-        while True:
-            view = watch.look()
-            found = rows.in_order(view.all_rows, sort)
-            headline = f"{_headline(watch, view)}   by {sort}; q quits, s sorts"
-            most = _most(lines)
-            more = max(0, len(found) - most) + view.more_parked
-            show(headline, found[:most], _cells(found, most), more)
-            match key(DRAW_INTERVAL):
-                case "q":
-                    return
-                case "s":
-                    names = list(rows.SORTS)
-                    sort = names[(names.index(sort) + 1) % len(names)]
 
 
 def _print_again_and_again(watch: Screen, sort: str, lines: int | None) -> None:
@@ -138,25 +122,15 @@ def _print_again_and_again(watch: Screen, sort: str, lines: int | None) -> None:
 def _print(watch: Screen, sort: str, lines: int | None) -> None:
     view = watch.look()
     found = rows.in_order(view.all_rows, sort)
-    most = lines or (_most(None) if sys.stdout.isatty() else len(found))
-    click.echo(_headline(watch, view))
+    height = shutil.get_terminal_size().lines - FRAME
+    most = lines or (max(1, height) if sys.stdout.isatty() else len(found))
+    click.echo(watch.headline(view))
     cells = _cells(found, most)
     wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in rows.text(cells, wide, watch.steady.grow(cells)):
         click.echo(line)
     if more := max(0, len(found) - most) + view.more_parked:
         click.echo(f"and {more} more")
-
-
-def _headline(watch: Screen, view: View) -> str:
-    parts = [view.headline(), watch.trouble(), view.unavailable]
-    return "; ".join(filter(None, parts))
-
-
-def _most(lines: int | None) -> int:
-    """Return the number of leases that fit the screen, which may change its size."""
-    fitting = max(1, shutil.get_terminal_size().lines - FRAME)
-    return fitting if lines is None else min(lines, fitting)
 
 
 def _cells(found: Sequence[LeaseRow], most: int) -> Sequence[Sequence[str]]:

@@ -20,6 +20,8 @@ ORPHANED, HELD, RESTING, SILENT = "orphaned", "held", "resting", "silent"
 PARKED = "parked"
 #: The states of leases that come only from the broker's records.
 ON_RECORD = frozenset({ORPHANED, HELD, RESTING})
+#: Share of a lease below which the remaining time is highlighted.
+SOON = 1 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,20 @@ class LeaseRow:
             key=lease.key,
             position=lease.position,
         )
+
+    @property
+    def kind(self) -> str:
+        """The kind of its state, for a colour."""
+        if self.state in {"lost", ORPHANED, SILENT}:
+            return "bad"
+        if self.cancelled:
+            return "odd"
+        return "good" if self.state == "running" else "calm"
+
+    def has_text(self, text: str) -> bool:
+        """Whether a reader's filter finds *text* in it."""
+        said = (self.task, self.id, self.shown_as, self.worker, self.queue, self.state, self.key)
+        return text.lower() in "\n".join([*said, self.progress.note]).lower()
 
     def aged(self, seconds: float) -> LeaseRow:
         """Return the row as of some seconds later, if nothing changes."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from celery_lease.cli import rows
-from celery_lease.view.row import ORPHANED, SILENT
+from celery_lease.view.row import SOON
 from celery_lease.web.rates import seconds_left
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: Rows on one page, and the most values that a filter offers.
 PAGE, OFFERED = 50, 200
-#: Share of a lease below which the remaining time is highlighted, as in ``top``.
-SOON = 1 / 3
 #: The value of the filter for states that selects such leases.
 EXPIRES_SOON = "expires soon"
 #: The sort order for each column.
@@ -78,15 +76,11 @@ class Query:
             and (not self.worker or self.worker in (row.shown_as, row.worker, row.hostname))
             and (not self.queue or row.queue == self.queue)
             and (not self.state or self.state == state_of(row) or self._is_soon(row))
-            and (not self.q or self._has_text(row))
+            and row.has_text(self.q)
         )
 
     def _is_soon(self, row: LeaseRow) -> bool:
         return self.state == EXPIRES_SOON and is_soon(row)
-
-    def _has_text(self, row: LeaseRow) -> bool:
-        said = (row.task, row.id, row.shown_as, row.worker, row.queue, row.state, row.key)
-        return self.q.lower() in "\n".join([*said, row.progress.note]).lower()
 
 
 def state_of(row: LeaseRow) -> str:
@@ -139,11 +133,7 @@ class Shown:
     @property
     def kind(self) -> str:
         """The style of its state."""
-        if self.row.state in {"lost", ORPHANED, SILENT}:
-            return "bad"
-        if self.row.cancelled:
-            return "odd"
-        return "good" if self.row.state == "running" else "calm"
+        return self.row.kind
 
     @property
     def soon(self) -> bool:

@@ -17,13 +17,9 @@ from celery_lease.cli.doctor.examine import Request as DoctorRequest, examine
 from celery_lease.cli.doctor.report import by_subject, facts as report_facts
 from celery_lease.cli.exclusive import document as keys_document, keys_in_use
 from celery_lease.cli.explain import (
-    awaited_key,
     document as task_document,
-    eta_of,
-    facts_of,
-    leases_of,
+    facts_in_view,
 )
-from celery_lease.cli.sources import optional_sources
 from celery_lease.cli.stack import seen
 from celery_lease.cli.status import document as leases_document
 from celery_lease.cli.story import story_of
@@ -292,12 +288,7 @@ class Pages:
 
         def find() -> Facts:
             look = self.site.watch.current()
-            known = leases_of(look.view, task_id, askable=look.askable)
-            if any(row.started_at is None for row in known["held"]):
-                with optional_sources(self.site.app) as found:
-                    known["eta"] = eta_of(found, known["held"], REPLY)
-            awaited = awaited_key(look.view, task_id)
-            return facts_of(self.site.app, task_id, known, (), awaited)
+            return facts_in_view(self.site.app, look.view, look.askable, task_id, REPLY)
 
         return self.site.shared.get(("task", task_id), TASK, find)
 

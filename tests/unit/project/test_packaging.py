@@ -107,6 +107,18 @@ def test_importing_the_package_or_its_pytest_plugin_does_not_import_celery(modul
     assert done.stdout.strip() == "False"
 
 
+def test_neither_commands_nor_workers_import_what_only_terminals_need() -> None:
+    """``lease top`` imports Textual when it draws."""
+    program = (
+        "import sys, celery_lease.cli, celery_lease.installation; "
+        "print({'rich', 'textual'} & sys.modules.keys())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
+
+
 def test_tests_pass_where_they_can_keep_nothing() -> None:
     """As for a user who may not write to the checkout: neither pytest's cache nor hypothesis'."""
     nowhere = os.devnull + "/kept"

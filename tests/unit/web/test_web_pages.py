@@ -224,7 +224,7 @@ def test_a_task_has_its_lease_its_history_and_what_comes_next(
     """As ``lease explain`` says it, with the lease as a bar and a button to cancel it."""
     row = lease(held_since=NOW, started_at=NOW)
     facts = facts_of_task(held=[row], losses=[LOSS], broker="redis", records=True, reaps=True)
-    monkeypatch.setattr("celery_lease.web.pages.facts_of", lambda *_: facts)
+    monkeypatch.setattr("celery_lease.web.pages.facts_in_view", lambda *_: facts)
     watch = Still([row])
     shown = page(watch, "/task?id=id-00000")
     said = text_of(shown)
@@ -251,7 +251,7 @@ def test_arguments_are_shown_only_where_that_was_asked_for(
     """As text; nobody is asked for them otherwise."""
     row = lease(held_since=NOW, started_at=NOW)
     facts = facts_of_task(held=[row], broker="redis", records=True)
-    monkeypatch.setattr("celery_lease.web.pages.facts_of", lambda *_: facts)
+    monkeypatch.setattr("celery_lease.web.pages.facts_in_view", lambda *_: facts)
     asked: list[tuple[Any, ...]] = []
 
     def arguments(_app: Any, *about: Any) -> tuple[str, str]:
@@ -274,7 +274,7 @@ def test_a_checkpoints_state_is_shown_only_where_that_was_asked_for(
     """Otherwise when it was saved and how large it is; the JSON never has the state."""
     kept = Saved("video.transcode", 7, "2030-01-01T00:01:20+00:00", 20, (), {"note": HOSTILE})
     facts = facts_of_task(held=[lease()], checkpoint=kept)
-    monkeypatch.setattr("celery_lease.web.pages.facts_of", lambda *_: facts)
+    monkeypatch.setattr("celery_lease.web.pages.facts_in_view", lambda *_: facts)
     monkeypatch.setattr("celery_lease.web.pages.arguments_of", lambda *_: None)
     watch = Still([lease()])
     shown = page(watch, "/task?id=id-00000")
@@ -297,7 +297,7 @@ def test_a_checkpoints_state_is_shown_only_where_that_was_asked_for(
 def test_a_running_task_can_be_looked_at_and_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only one that is interruptible has the button; a reader alone can look."""
     facts = facts_of_task(held=[lease()])
-    monkeypatch.setattr("celery_lease.web.pages.facts_of", lambda *_: facts)
+    monkeypatch.setattr("celery_lease.web.pages.facts_in_view", lambda *_: facts)
     for row, button in ((lease(interruptible=True), True), (lease(), False)):
         said = text_of(page(Still([row]), "/task?id=id-00000"))
         assert ("Hand over…" in said) is button
@@ -328,7 +328,7 @@ def test_a_stack_is_shown_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_button_that_cannot_work_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     """On pgmq no worker can be told anything."""
     facts = facts_of_task(askable=False, broker="pgmq", records=True)
-    monkeypatch.setattr("celery_lease.web.pages.facts_of", lambda *_: facts)
+    monkeypatch.setattr("celery_lease.web.pages.facts_in_view", lambda *_: facts)
     watch = Still(
         [lease(state="held")], askable=False, unavailable="workers on pgmq cannot be asked"
     )
@@ -346,7 +346,7 @@ def test_a_broker_that_is_away_is_named_on_every_page(
     def away(*_: object) -> Any:
         raise click.ClickException("broker redis://h does\nnot answer")
 
-    for name in ("facts_of", "opened", "crew_of"):
+    for name in ("facts_in_view", "opened", "crew_of"):
         monkeypatch.setattr(f"celery_lease.web.pages.{name}", away)
     watch = Still()
     assert "broker redis://h does not answer" in page(watch, path)
@@ -362,7 +362,7 @@ def test_a_broker_that_is_away_is_named_on_every_page(
 def test_a_task_that_nobody_knows_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By programs, from the status; by people, from the sentence. No id: neither."""
     facts = Facts(task_id="x", replied=1, result=Result(state="PENDING"), records=True)
-    monkeypatch.setattr("celery_lease.web.pages.facts_of", lambda *_: facts)
+    monkeypatch.setattr("celery_lease.web.pages.facts_in_view", lambda *_: facts)
     watch = Still()
     assert "Nobody knows x" in page(watch, "/task?id=x")
     assert client(watch).get("/task.json?id=x").status_code == 404
