@@ -200,7 +200,7 @@ def test_after_a_silent_server_no_further_batch_is_asked_for(
         raise redis.TimeoutError("Timeout reading from socket")
 
     driver = bench.desk().driver
-    monkeypatch.setattr(driver.server, "run", silent)
+    monkeypatch.setattr(driver.server, "run_all", silent)
     renewals = [Renewal(str(number), 30.0) for number in range(2 * redis_driver.BATCH + 1)]
     assert driver.extend(renewals) == [Answer.UNKNOWN] * len(renewals)
     assert len(asked) == 1

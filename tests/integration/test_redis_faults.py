@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis as redis_py
+from redis.connection import AbstractConnection
 
 from celery_lease.brokers.redis import client as driver_client, scripts
 from celery_lease.core.delivery import Answer, Renewal
@@ -334,6 +335,7 @@ def test_no_error_of_whatever_kind_escapes_a_driver(
         raise error
 
     monkeypatch.setattr(redis_py.Redis, "evalsha", fail)
+    monkeypatch.setattr(AbstractConnection, "send_packed_command", fail)
     assert desk.extend(a) is Answer.UNKNOWN
     assert desk.driver.complete([a.claim.tag]) == [Answer.UNKNOWN]
     with pytest.raises(OSError, match="not returned"):

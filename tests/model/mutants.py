@@ -279,7 +279,9 @@ MUTANTS = [
         "removed ~= 1",
         "removed == 2",
     ),
-    Mutant("a letter stays", "move_dead_letter", "redis.pcall('LREM', KEYS[4], -1, ARGV[2])", "1"),
+    Mutant(
+        "a letter stays", "move_dead_letter", "redis.pcall('LREM', KEYS[4], ARGV[4], ARGV[2])", "1"
+    ),
     Mutant("it is put there all the same", "move_dead_letter", "redis.pcall('LPOP', KEYS[5])"),
     Mutant(
         "a letter is only thrown away", "move_dead_letter", "redis.call('LPUSH', KEYS[5], ARGV[3])"

@@ -29,6 +29,7 @@ class DeadLetter:
     history: tuple[Mapping[str, Any], ...] = ()  #: its lost deliveries; only the last of them
     headers: Mapping[str, Any] = field(default_factory=dict)
     body: str = ""
+    is_late: bool = False  #: nearer to the newest letter than to the oldest
     text: bytes = field(repr=False)
 
 

@@ -42,10 +42,11 @@ class RedisDeadLetters:
     def letters(self, queue: str) -> Iterator[DeadLetter]:
         """Yield the dead letters of a *queue*, the oldest first; other texts are skipped."""
         key = self._driver.keys.prefix + queue
+        length: Any = self._driver.server.call(lambda client: client.llen(key))
         last = -1
         while page := self._page(key, last):
             for text in reversed(page):
-                if letter := _letter(queue, text):
+                if letter := _letter(queue, text, is_late=-last > length / 2):
                     yield letter
             last -= len(page)
 
@@ -59,15 +60,27 @@ class RedisDeadLetters:
         """Discard a letter; False: it is no longer there."""
         return self._move(letter, "", "")
 
-    def move(self, queue: str, source: str, target: str, letter: bytes, text: str) -> bool:
+    def move(
+        self,
+        queue: str,
+        source: str,
+        target: str,
+        letter: bytes,
+        text: str,
+        *,
+        is_late: bool = False,
+    ) -> bool:
         """Move a letter from a dead-letter queue's key to another, or delete it if *text* is empty.
+
+        *is_late*: it is found sooner if the newest are looked at first.
 
         Raises:
             redis.RedisError: There was no answer; it may or may not have been done.
         """
         keys = self._driver.keys
         places = [keys.index, keys.unacked, keys.dead_letter_queues, source, target]
-        return bool(self._driver.server.run("move_dead_letter", places, [queue, letter, text]))
+        args = [queue, letter, text, 1 if is_late else -1]
+        return bool(self._driver.server.run("move_dead_letter", places, args))
 
     def _page(self, key: str, last: int) -> list[bytes]:
         page: Any = self._driver.server.call(
@@ -77,14 +90,15 @@ class RedisDeadLetters:
 
     def _move(self, letter: DeadLetter, target: str, text: str) -> bool:
         source = self._driver.keys.prefix + letter.queue
-        return self.move(letter.queue, source, target or source, letter.text, text)
+        where = (letter.queue, source, target or source)
+        return self.move(*where, letter.text, text, is_late=letter.is_late)
 
 
 def _correlation(payload: Mapping[str, Any]) -> str:
     return payload["properties"].get("correlation_id") or ""
 
 
-def _letter(queue: str, text: bytes) -> DeadLetter | None:
+def _letter(queue: str, text: bytes, *, is_late: bool) -> DeadLetter | None:
     """Parse a text, also that of a message from another program; None: it is none."""
     try:
         payload = json.loads(text)
@@ -102,6 +116,7 @@ def _letter(queue: str, text: bytes) -> DeadLetter | None:
             history=tuple(dead.get("history") or ()),
             headers=headers,
             body=body_of(payload),
+            is_late=is_late,
             text=text,
         )
     except (ValueError, KeyError, AttributeError, TypeError):

@@ -49,8 +49,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a bell lasts without a waiting channel.
 RINGING = 10
-#: Leases extended in one script call; Lua's unpack() takes about 8,000 values.
-BATCH = 1000
+#: Leases extended in one round trip, and by one script call, which takes the server 1 to 2 ms.
+BATCH, PIECE = 1000, 250
 
 
 class RedisDriver(VirtualDriver):
@@ -261,12 +261,9 @@ class RedisDriver(VirtualDriver):
         answers: list[Answer] = []
         for start in range(0, len(renewals), BATCH):
             batch = renewals[start : start + BATCH]
-            args = [
-                json.dumps([each.tag for each in batch]),
-                json.dumps([each.seconds for each in batch]),
-                "".join("1" if each.late else "0" for each in batch),
-            ]
-            answers += self.server.ask("extend", self.keys.claims[:3], args, len(batch), timeout)
+            pieces = [_moves(batch[at : at + PIECE]) for at in range(0, len(batch), PIECE)]
+            keys = self.keys.claims[:3]
+            answers += self.server.ask_at_once("extend", keys, pieces, len(batch), timeout)
             if answers[-1] is Answer.UNKNOWN:
                 break
         return answers + [Answer.UNKNOWN] * (len(renewals) - len(answers))
@@ -279,7 +276,7 @@ class RedisDriver(VirtualDriver):
         """Acknowledge messages."""
         frees = self.claims_keys or any(each.endswith(RESTS) for each in tags)
         script = "complete" if frees else "acknowledge"
-        return self.server.ask(script, self.keys.claims, list(tags), len(tags))
+        return self.server.ask_in_pieces(script, self.keys.claims, [], tags)
 
     def requeue(
         self,
@@ -354,3 +351,12 @@ class RedisDriver(VirtualDriver):
             for queue in queues
             for key in (self.keys.watcher_of(queue), self.keys.bell_of(queue))
         ]
+
+
+def _moves(renewals: Sequence[Renewal]) -> list[Any]:
+    """Return the arguments of ``extend.lua``."""
+    return [
+        json.dumps([each.tag for each in renewals]),
+        json.dumps([each.seconds for each in renewals]),
+        "".join("1" if each.late else "0" for each in renewals),
+    ]

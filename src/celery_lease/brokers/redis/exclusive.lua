@@ -14,6 +14,7 @@
 -- All here is in pcall: the message that a script is about must not be held up by a key.
 local PLACE_LENGTH, COUNTERS_END, REST_FROM = 22, 25, 29  -- of a place; in a payload; in a stored text
 local PARKED_FOR = 60  -- seconds between two looks of a reaper
+local looked = 0  -- holders whose leases were looked at
 local STALE = 8  -- entries of a line that are passed over in one call, if their message is gone
 
 local function named(kind, key)
@@ -50,9 +51,11 @@ local function is_free(key, limit, clear)
   if type(count) == 'table' or count < limit then
     return type(count) ~= 'table'
   end
-  for _, tag in ipairs(redis.pcall('ZRANGE', named('holders', key), 0, -1)) do
-    local score = redis.pcall('ZSCORE', KEYS[1], tag)
-    local over = not score or type(score) ~= 'table' and tonumber(score) <= now
+  local tags = redis.pcall('ZRANGE', named('holders', key), 0, -1)
+  looked = looked + #tags
+  local scores = #tags > 0 and redis.pcall('ZMSCORE', KEYS[1], unpack(tags)) or {err = true}
+  for i, tag in ipairs(scores.err and {} or tags) do
+    local over = not scores[i] or tonumber(scores[i]) <= now
     if over and (not clear or oust(key, tag)) then
       count = count - 1
     end

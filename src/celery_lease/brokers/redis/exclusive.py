@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from kombu.utils.encoding import bytes_to_str
@@ -49,9 +49,8 @@ def in_use(driver: RedisDriver) -> list[KeyUse]:
 
 def use_of(driver: RedisDriver, key: str) -> KeyUse:
     """Return who holds one key and who waits for it; reads their records only."""
-    names = [_line(driver, key), f"{driver.keys.unacked}.holders.{key}"]
-    line, takers = _at_once(driver, [("ZRANGE", name, 0, -1) for name in names])
-    places = [_place(member) for member in line]
+    (takers,) = _at_once(driver, [("ZRANGE", f"{driver.keys.unacked}.holders.{key}", 0, -1)])
+    places = [_place(member) for member in _members(driver, _line(driver, key))]
     tags = [*(tag for _, tag in places), *map(bytes_to_str, takers)]
     records = _records_of(driver, tags)
     parked = [_user(tag, records[tag], _since(place)) for place, tag in places if tag in records]
@@ -106,6 +105,15 @@ def _awaited(driver: RedisDriver, most: int) -> list[str]:
 
 def _line(driver: RedisDriver, key: str) -> str:
     return f"{driver.keys.unacked}.parked.{key}"
+
+
+def _members(driver: RedisDriver, line: str) -> Iterator[bytes]:
+    """Yield the members of a line; who leaves it meanwhile may hide another one."""
+    for start in count(0, PAGE):
+        (page,) = _at_once(driver, [("ZRANGE", line, start, start + PAGE - 1)])
+        yield from page
+        if len(page) < PAGE:
+            return
 
 
 def _sizes(driver: RedisDriver, keys: Sequence[str]) -> dict[str, int]:

@@ -23,8 +23,8 @@ from celery_lease.core.delivery import Reaped
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-#: Messages returned in one call.
-PIECE = 25
+#: Messages returned in one call, and routes that are sent with it.
+PIECE, ROUTES = 25, 100
 
 Routes = dict[str, dict[str, list[str]]]
 
@@ -78,6 +78,8 @@ class PlainSweep:
         self, routes: Routes, exchange: str, key: str, members: Callable[[str], set[Any]]
     ) -> bool:
         """Look up a route; return whether it is new."""
+        if sum(map(len, routes.values())) >= ROUTES:  # each call sends and reads them all
+            routes.clear()
         known = routes.setdefault(exchange, {})
         is_new = key not in known
         if is_new:

@@ -3,7 +3,8 @@
 --
 -- KEYS: unacked index, unacked, leases, claims, refusals
 -- ARGV: the worker that asks, or nothing; tags
--- Returns: how many of the tags were dealt with, fewer than all where messages are long; and for
+-- Returns: how many of the tags were dealt with, fewer than all where messages are long or keys
+--   have many holders; and for
 -- each message that was due its tag, the seconds since its expiry, its claim record, and why it
 -- could not be returned, or nothing.
 --
@@ -13,6 +14,7 @@
 -- shows a worker that got no answer to its claim that the claim is over.
 redis.call('ZADD', KEYS[5], 'XX', now, '')  -- changes nothing; fails here, if at all
 local reaped, seen = {}, 0
+local MOST_LOOKED = 2000  -- holders of keys, of which one key has 1,000 at most
 
 -- Look after a parked message; returns whether it is one. It is woken if its key is free, which is
 -- a repair, or if its time is over; else it stays.
@@ -58,7 +60,7 @@ for i = 2, #ARGV do
     reap(ARGV[i], now - tonumber(expiry))
   end
   seen = i - 1
-  if moved >= MOST_BYTES then
+  if moved >= MOST_BYTES or looked >= MOST_LOOKED then
     break
   end
 end

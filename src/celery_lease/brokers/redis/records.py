@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from celery_lease.brokers.redis.driver import RedisDriver
 
-#: Claims or messages read in one call, and the most messages of a queue that a search reads.
-PAGE, DEEPEST = 500, 50_000
+#: Claims read in one call, messages likewise, and the most messages of a queue that a search reads.
+PAGE, TEXTS, DEEPEST = 250, 100, 50_000
 #: Length of the suffix that a claim's tag has after the publisher's.
 NONCE = 13
 #: Suffix of the tag of a message in a backoff, or parked.
@@ -84,10 +84,10 @@ class RedisRecords:
 
     def _texts(self, key: str) -> Iterator[bytes]:
         """Yield the texts of a list in the order of their delivery."""
-        for last in range(-1, -DEEPEST, -PAGE):
+        for last in range(-1, -DEEPEST, -TEXTS):
             page: list[bytes] = self._driver.server.call(_texts_of(key, last))
             yield from reversed(page)
-            if len(page) < PAGE:
+            if len(page) < TEXTS:
                 return
 
 
@@ -113,7 +113,7 @@ def pages(
 
 
 def _texts_of(key: str, last: int) -> Callable[[redis.Redis], Any]:
-    return lambda client: client.lrange(key, last - PAGE + 1, last)
+    return lambda client: client.lrange(key, last - TEXTS + 1, last)
 
 
 def _waiting(queue: str, ahead: int, task_id: str, text: bytes) -> Waiting | None:

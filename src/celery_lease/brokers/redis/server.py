@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kombu.utils.encoding import bytes_to_str
+from redis.exceptions import NoScriptError, ResponseError
+
 from celery_lease.brokers.redis import scripts
 from celery_lease.brokers.redis.client import Lines, address, pool_like
 from celery_lease.brokers.redis.sweeps import PIECE
@@ -64,6 +67,47 @@ class Server:
             return self._lines.call(command)
         return self._lines.call_within(command, timeout)
 
+    def run_all(
+        self, name: str, keys: list[str], pieces: Sequence[list[Any]], timeout: float
+    ) -> list[Any]:
+        """Run a script for each of *pieces* in one round trip, and return the replies.
+
+        The server serves others between two of them.
+
+        Raises:
+            redis.RedisError: One had no answer; any of them may or may not have been done.
+        """
+        script = self._scripts[name]
+
+        calls = [("EVALSHA", script.sha, len(keys), *keys, *each) for each in pieces]
+
+        def command(client: redis.Redis) -> list[Any]:
+            replies = _replies(client, calls)
+            if any(isinstance(each, NoScriptError) for each in replies):
+                client.script_load(script.script)
+                replies = _replies(client, calls)
+            for each in replies:
+                if isinstance(each, Exception):
+                    raise each
+            return replies
+
+        return self._lines.call_within(command, timeout)
+
+    def ask_at_once(
+        self,
+        name: str,
+        keys: list[str],
+        pieces: Sequence[list[Any]],
+        questions: int,
+        timeout: float,
+    ) -> list[Answer]:
+        """Run a script for each of *pieces* in one round trip; unknown without all replies."""
+        try:
+            replies = self.run_all(name, keys, pieces, timeout)
+        except Exception as exc:  # noqa: BLE001  (as in ask)
+            return _unanswered(name, questions, exc)
+        return [_ANSWERS[int(reply)] for each in replies for reply in bytes_to_str(each)]
+
     def ask(
         self,
         name: str,
@@ -78,11 +122,8 @@ class Server:
         try:
             replies = self.run(name, keys, args, timeout)
         except Exception as exc:  # noqa: BLE001  (a broken connection raises many kinds of errors)
-            logger.warning("%s of %s not answered: %s", name, counted(questions, "lease"), exc)
-            return [Answer.UNKNOWN] * questions
-        if isinstance(replies, bytes):
-            replies = replies.decode()
-        elif isinstance(replies, int):
+            return _unanswered(name, questions, exc)
+        if isinstance(replies, int):
             replies = [replies]
         return [_ANSWERS[int(reply)] for reply in replies]
 
@@ -110,3 +151,25 @@ class Server:
     def close(self) -> None:
         """Close all connections."""
         self._lines.close()
+
+
+def _unanswered(name: str, questions: int, exc: Exception) -> list[Answer]:
+    logger.warning("%s of %s not answered: %s", name, counted(questions, "lease"), exc)
+    return [Answer.UNKNOWN] * questions
+
+
+def _replies(client: redis.Redis, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Send *calls* together on a *client*'s own connection; return replies and their errors."""
+    connection: Any = client.connection
+    replies: list[Any] = []
+    try:
+        connection.send_packed_command(connection.pack_commands(calls))
+        while len(replies) < len(calls):
+            try:
+                replies.append(connection.read_response())
+            except ResponseError as exc:
+                replies.append(exc)
+    finally:
+        if len(replies) < len(calls):  # a later call must not read the rest
+            connection.disconnect()
+    return replies
