@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from amqp.exceptions import NotFound
 from kombu import Producer
 
 from celery_lease.brokers import driver_class
@@ -256,6 +257,25 @@ def test_the_consumer_timeout_of_rabbitmq_is_held_against_the_leases(
     found = look(long)
     assert worst(found)["rabbitmq.consumer_timeout"] == "ok"
     assert worst(found)["rabbitmq.deliveries"] == "warning"
+
+
+def test_a_queue_that_rabbitmq_has_otherwise_is_told_with_the_difference(
+    rabbitmq: RabbitServer,
+) -> None:
+    """A worker would exit at its start; what is not there is not created by a look."""
+    quorum = rabbitmq.setup("doctor_declared", {"x-queue-type": "quorum"})
+    assert "rabbitmq.declared" not in worst(look(quorum))
+    with rabbitmq.setup("doctor_declared").app() as app, app.connection() as connection:
+        channel = connection.default_channel
+        with pytest.raises(NotFound):
+            channel.queue_declare("doctor_declared", passive=True)
+        channel.queue_declare("doctor_declared", durable=True, auto_delete=False)
+    found = look(quorum)
+    assert worst(found)["rabbitmq.declared"] == "error"
+    said = about(found, "rabbitmq.declared")
+    assert "x-queue-type is none there, and the value 'quorum'" in said, said
+    assert "rabbitmqctl delete_queue doctor_declared" in said
+    assert "rabbitmq.declared" not in worst(look(rabbitmq.setup("doctor_declared")))
 
 
 def test_the_attributes_of_sqs_queues_are_held_against_the_leases(tmp_path: Path) -> None:

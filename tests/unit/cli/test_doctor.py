@@ -7,12 +7,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from amqp.exceptions import AccessRefused, ChannelError, NotFound, PreconditionFailed
 from celery import Celery
 from click.testing import CliRunner
 
 import celery_lease
 from celery_lease import LeasedTask, ToolContext, brokers, current_context
-from celery_lease.brokers.amqp import doctor as rabbitmq
+from celery_lease.brokers.amqp import declared, doctor as rabbitmq
 from celery_lease.brokers.redis import doctor as redis
 from celery_lease.cli import lease
 from celery_lease.cli.doctor import (
@@ -565,10 +566,51 @@ def test_a_plain_worker_on_a_queue_that_leased_tasks_go_to_is_told_as_such(app: 
         assert found["workers.plain"] == severity
 
 
+def rabbit(refusal: type[ChannelError] = NotFound, text: str = "") -> SimpleNamespace:
+    """Return a connection to a RabbitMQ that refuses each declaration of a queue."""
+
+    def refuse(**_: Any) -> None:
+        raise refusal(text)
+
+    channel = SimpleNamespace(
+        exchange_declare=lambda **_: None,
+        queue_declare=refuse,
+        prepare_queue_arguments=lambda arguments, **_: arguments,
+        close=lambda: None,
+        is_open=True,
+    )
+    return SimpleNamespace(server_properties={"version": "3.13"}, channel=lambda: channel)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "text", "said"),
+    [
+        (
+            PreconditionFailed,
+            (
+                "PRECONDITION_FAILED - inequivalent arg 'x-max-priority' for queue 'celery' in "
+                "vhost '/': received the value '10' of type 'signedint' but current is none"
+            ),
+            "x-max-priority is none there, and the value '10' of type 'signedint' in this app",
+        ),
+        (PreconditionFailed, "PRECONDITION_FAILED - never seen", "PRECONDITION_FAILED - never"),
+        (AccessRefused, "ACCESS_REFUSED - no access to queue 'celery'", "rabbitmqctl set_perm"),
+    ],
+)
+def test_a_refused_declaration_is_told_with_the_difference(
+    app: Celery, refusal: type[ChannelError], text: str, said: str
+) -> None:
+    """In the server's words, where they are not understood."""
+    channel = SimpleNamespace(connection=rabbit(refusal, text))
+    case = case_of(app, driver_type="amqp", channel=channel)
+    (found,) = declared.check(case)
+    assert (found.check, found.severity) == ("rabbitmq.declared", "error")
+    assert said in f"{found.what} {found.remedy}"
+
+
 def test_a_queue_of_others_is_not_called_a_classic_one(app: Celery) -> None:
     """How a queue that this app does not declare was made cannot be asked over AMQP."""
-    server = SimpleNamespace(server_properties={"version": "3.13"})
-    channel = SimpleNamespace(connection=server)
+    channel = SimpleNamespace(connection=rabbit())
     worker = answer("w1", queues=("theirs",))
     case = case_of(app, driver_type="amqp", workers=[worker], channel=channel)
     said = [each.what for each in rabbitmq.check(case) if each.check == "rabbitmq.deliveries"]
@@ -618,8 +660,7 @@ def test_a_consumer_timeout_is_assumed_or_said_and_so_is_what_it_bounds(
 
     add(app, one, lease_extension=extension)
     app.conf.broker_transport_options = options
-    server = SimpleNamespace(server_properties={"version": "3.13"})
-    case = case_of(app, driver_type="amqp", channel=SimpleNamespace(connection=server))
+    case = case_of(app, driver_type="amqp", channel=SimpleNamespace(connection=rabbit()))
     (found,) = [each for each in rabbitmq.check(case) if each.check == "rabbitmq.consumer_timeout"]
     assert said in found.what + found.remedy
 

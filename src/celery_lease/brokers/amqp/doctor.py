@@ -1,4 +1,4 @@
-"""Checks of RabbitMQ: its consumer timeout, and its counts of deliveries.
+"""Checks of RabbitMQ: its consumer timeout, its counts of deliveries, and declarations.
 
 The consumer timeout cannot be read over AMQP. These checks use the value that a worker of this app
 assumes; the remedy shows how to read it at the server.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from celery_lease.brokers.amqp import declared
 from celery_lease.brokers.amqp.limits import (
     ARGUMENT,
     LIMIT,
@@ -52,6 +53,7 @@ def check(case: Examined) -> Iterator[Finding]:
     for name in case.queues:
         yield from _queue(case, name)
     yield from _plain_tasks(case)
+    yield from declared.check(case)
 
 
 def _queue(case: Examined, name: str) -> Iterator[Finding]:
