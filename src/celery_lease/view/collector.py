@@ -158,10 +158,11 @@ class Collector:
         self.known = dict(self.sources.known())
         # A worker may be named in one reply and have its identity in the next.
         here = {*new, *map(node_of, new), *(who for each in self.known.values() for who in each)}
+        held = {each.tag for each in record or ()}
         kept = {
             label: each
             for label, each in self.said.items()
-            if label not in here and _is_worth_it(*each, at)
+            if label not in here and _is_worth_it(*each, at, held)
         }
         self.said, self.replied = {**kept, **new}, frozenset(new)
         self.record = None if record is None else (at, record)
@@ -197,9 +198,10 @@ class Collector:
         )
 
 
-def _is_worth_it(then: float, rows: Iterable[LeaseRow], now: float) -> bool:
-    """Whether to keep a worker's reply: it may be back soon, or its leases have not expired."""
-    return now - then < FORGET or any(row.remaining > now - then for row in rows)
+def _is_worth_it(then: float, rows: Iterable[LeaseRow], now: float, held: Collection[str]) -> bool:
+    """Whether to keep a worker's reply: it may be back soon, or its leases are still *held*."""
+    age = now - then
+    return age < FORGET or any(row.remaining > age or row.tag in held for row in rows)
 
 
 def _remembered(

@@ -108,6 +108,18 @@ def test_a_lease_of_a_dead_worker_is_orphaned_and_says_when_it_runs_again() -> N
     place.now += 20.0
     (orphan,) = (row for row in place.collector.view(place.now).rows if row.tag == "a")
     assert (orphan.remaining, orphan.runs_again_in) == (-5.0, 5.0)
+    place.record = [recorded("a", remaining=-5.0), recorded("b", W2)]
+    for _ in range(2):  # no reaper has been here yet
+        (orphan,) = (row for row in place.look().rows if row.tag == "a")
+        assert (orphan.state, orphan.progress.note, orphan.progress.done) == (
+            "orphaned",
+            "encoding",
+            3.0,
+        )
+        place.now += 60.0
+    place.record = [recorded("b", W2)]
+    place.look()
+    assert list(place.collector.said) == ["w2@h"]
 
 
 def test_a_lease_of_a_restarted_worker_is_orphaned_although_its_name_replies() -> None:
