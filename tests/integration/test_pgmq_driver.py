@@ -265,6 +265,48 @@ def test_a_dead_letter_is_a_message_that_can_be_sent_back(
     assert [letters.purge(letter), letters.purge(letter)] == [True, False]
 
 
+def test_the_next_claim_notes_what_is_known_of_a_loss_that_its_worker_did_not_note(
+    database: Database, bench: PgmqBench, desk: Desk
+) -> None:
+    """Of a worker that was killed, above all; not of a message that only waited or went back."""
+    desks = [desk, bench.desk(seconds=60)]
+    for name, each in zip(("one@h:1:aa", "two@h:2:bb"), desks, strict=True):
+        each.holder.waits, each.holder.about = True, {"worker": name}
+    bench.publish("a")
+
+    def deliver(number: int, *, begins: bool = True) -> Any:
+        (message,) = desks[number].receive()
+        if begins:
+            assert desk.driver.begin([message.claim.tag]) == [Answer.HELD]
+        return message
+
+    def expire() -> None:
+        database.execute("UPDATE pgmq.q_q SET vt = now()")
+
+    first = deliver(0)
+    desks[0].stop()
+    expire()
+    second = deliver(1, begins=False)
+    (loss,) = desk.driver.records().losses(second.claim.tag)
+    facts = [loss[name] for name in ("reason", "worker", "deliveries", "token")]
+    assert facts == ["expired", "one@h:1:aa", 1, first.claim.token]
+    assert loss["since"] <= loss["ended"]
+    expire()
+    third = deliver(1)
+    desk.driver.requeue([third.claim.tag])
+    fourth = deliver(1)
+    why = {"cause": "SIGKILL"}
+    assert desk.driver.requeue([fourth.claim.tag], orderly=False, why=why) == [Answer.HELD]
+    fifth = deliver(1)
+    assert fifth.claim.losses == 2
+    desk.driver.dead_letter(fifth.claim.tag, "q.dead")
+    (letter,) = desk.driver.dead_letters().letters("q.dead")
+    assert letter.history[0] == loss
+    assert [each.get("cause") for each in letter.history] == [None, "SIGKILL"]
+    ((headers,),) = database.execute("SELECT headers FROM pgmq.q_q_dead")
+    assert list(headers) == ["celery_lease_dead"]
+
+
 def test_a_former_holder_buries_nothing(database: Database, bench: PgmqBench, desk: Desk) -> None:
     """The message is with its next holder, and stays there."""
     bench.publish("a")

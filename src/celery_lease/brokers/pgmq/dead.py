@@ -13,7 +13,7 @@ from psycopg import sql
 
 from celery_lease.brokers.payloads import body_of
 from celery_lease.brokers.pgmq.key_statements import PLACE
-from celery_lease.brokers.pgmq.statements import LOSSES, LOSSES_KEPT, headers, table
+from celery_lease.brokers.pgmq.statements import headers, table
 from celery_lease.core.dead import DeadLetter
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ PAGE = 100
 
 _NAMES = {
     **headers(),
-    "losses": sql.Literal(LOSSES),
-    "kept": sql.Literal(LOSSES_KEPT),
     "dead": sql.Literal(DEAD),
     "place": sql.Literal(PLACE),
     "comment": sql.Literal(COMMENT),
@@ -70,7 +68,7 @@ _MOVE = """
     ), put AS (
         INSERT INTO {target} (vt, message, headers)
         SELECT clock_timestamp(), message,
-            ({headers} - {returns} - {waits} - {losses} - {place})
+            ({headers} - {returns} - {waits} - {losses} - {place} - {holder})
             || jsonb_build_object({dead}, jsonb_build_object(
                 'tag', %s::text, 'queue', %s::text, 'about', %s::jsonb, 'deliveries', read_ct,
                 'history', coalesce(headers -> {losses}, '[]'),

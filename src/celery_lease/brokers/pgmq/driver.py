@@ -270,10 +270,11 @@ class PgmqDriver(Keyed):
     ) -> dict[Delivery, Answer]:
         lists = list(queues.values())
         ended = lists if act in _ENDINGS else []
+        last = [self._worker] if act is Act.CLAIM else []
         try:
             rows = self._connections.run(
                 statement(act, tuple(queues)),
-                [each for asks in lists for each in _parameters(asks)],
+                [each for asks in lists for each in (*_parameters(asks), *last)],
                 timeout=timeout,
                 then=self.keys.waking(each.delivery.tag for asks in ended for each in asks),
             )

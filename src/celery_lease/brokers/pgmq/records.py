@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from celery_lease.brokers.pgmq.fence import Delivery
-from celery_lease.brokers.pgmq.statements import LOSSES, headers, table
+from celery_lease.brokers.pgmq.statements import headers, table
 from celery_lease.core.records import Recorded, Waiting
 
 if TYPE_CHECKING:
@@ -103,4 +103,4 @@ class PgmqRecords:
 
 
 def _format(text: str, queue: str) -> sql.Composed:
-    return sql.SQL(text).format(source=table(queue), losses=sql.Literal(LOSSES), **headers())
+    return sql.SQL(text).format(source=table(queue), **headers())

@@ -24,6 +24,9 @@ RETURNS = "celery_lease_returns"
 LOSSES, LOSSES_KEPT = "celery_lease_losses", 20
 #: Key of the last delivery whose task has not begun: it counts as an orderly return until then.
 WAITS = "celery_lease_waits"
+#: Key of the delivery under a lease: its worker, token, and number, and since when it is held. A
+#: delivery that ends in order takes it along; after one that expired, the next claim finds it.
+HOLDER = "celery_lease_holder"
 #: Statements cached, one for each set of queues; a worker has a few.
 _KEPT = 64
 
@@ -36,7 +39,10 @@ class Act(Enum):
         FROM free{n} d WHERE t.msg_id = d.msg_id AND t.read_ct = d.read_ct"""
     CLAIM = """
         UPDATE {table} t SET vt = clock_timestamp() + make_interval(secs => d.seconds),
-            headers = {headers} || jsonb_build_object({returns}, {returned} + 1, {waits}, t.read_ct)
+            headers = {headers} || {expired} || jsonb_build_object(
+                {returns}, {returned} + 1, {waits}, t.read_ct, {holder}, jsonb_build_object(
+                    'worker', %s::text, 'deliveries', t.read_ct, 'token', {token},
+                    'since', extract(epoch FROM t.last_read_at)))
         FROM free{n} d WHERE t.msg_id = d.msg_id AND t.read_ct = d.read_ct"""
     BEGIN = """
         UPDATE {table} t SET
@@ -47,11 +53,12 @@ class Act(Enum):
         USING free{n} d WHERE t.msg_id = d.msg_id AND t.read_ct = d.read_ct"""
     RELEASE = """
         UPDATE {table} t SET vt = 'epoch',
-            headers = ({headers} - {waits}) || jsonb_build_object({returns}, {returned})
+            headers = ({headers} - {waits} - {holder}) || jsonb_build_object({returns}, {returned})
         FROM free{n} d WHERE t.msg_id = d.msg_id AND t.read_ct = d.read_ct"""
     HAND_BACK = """
         UPDATE {table} t SET vt = 'epoch',
-            headers = ({headers} - {waits}) || jsonb_build_object({returns}, {returned} + 1)
+            headers = ({headers} - {waits} - {holder})
+                || jsonb_build_object({returns}, {returned} + 1)
         FROM free{n} d WHERE t.msg_id = d.msg_id AND t.read_ct = d.read_ct"""
 
 
@@ -83,16 +90,34 @@ _HEADERS = """
 _RETURNED = """
     (coalesce((t.headers ->> {returns})::int, 0)
         - CASE (t.headers ->> {waits})::int WHEN t.read_ct THEN 1 ELSE 0 END)"""
+#: The facts of a former holder's loss, to be added to the headers, if its task had begun, and if it
+#: has not noted them itself.
+_EXPIRED = """
+    CASE WHEN (t.headers -> {holder} ->> 'deliveries')::int < t.read_ct
+        AND (t.headers ->> {waits})::int IS DISTINCT FROM
+            (t.headers -> {holder} ->> 'deliveries')::int
+        AND NOT {past} @> jsonb_build_array(
+            jsonb_build_object('token', t.headers -> {holder} -> 'token'))
+    THEN jsonb_build_object({losses},
+        CASE WHEN jsonb_array_length({past}) < {kept} THEN {past} ELSE {past} - 0 END
+        || jsonb_build_array((t.headers -> {holder}) || jsonb_build_object(
+            'reason', 'expired', 'ended', extract(epoch FROM t.last_read_at))))
+    ELSE '{{}}' END"""
+_PAST = """coalesce(t.headers -> {losses}, '[]')"""
+_NUMBER = """(extract(epoch FROM t.last_read_at) * 1000000)::bigint"""
 
 
 def headers() -> dict[str, sql.Composable]:
     """Return the parts of statements on a table ``t`` that concern its ``headers``.
 
     ``headers`` is always an object, ``returned`` the number of orderly returns before the last
-    delivery, ``returns`` and ``waits`` are keys.
+    delivery, ``expired`` what a claim adds; ``returns``, ``waits``, ``holder`` and ``losses`` are
+    keys.
     """
-    keys = {"returns": sql.Literal(RETURNS), "waits": sql.Literal(WAITS)}
-    parts = {"headers": _HEADERS, "returned": _RETURNED}
+    names = {"returns": RETURNS, "waits": WAITS, "holder": HOLDER, "losses": LOSSES}
+    keys: dict[str, sql.Composable] = {name: sql.Literal(key) for name, key in names.items()}
+    keys |= {"kept": sql.Literal(LOSSES_KEPT), "past": sql.SQL(_PAST).format(**keys)}
+    parts = {"headers": _HEADERS, "returned": _RETURNED, "expired": _EXPIRED, "token": _NUMBER}
     return {**keys, **{name: sql.SQL(text).format(**keys) for name, text in parts.items()}}
 
 
@@ -100,7 +125,8 @@ def headers() -> dict[str, sql.Composable]:
 def statement(act: Act, queues: Sequence[str]) -> sql.Composed:
     """Return the statement that changes deliveries of *queues*, in this order.
 
-    Each queue takes five arrays: ids, counts, times read, seconds, late. A delivery returns a row
+    Each queue takes five arrays: ids, counts, times read, seconds, late; a claim, behind them, the
+    name of the worker. A delivery returns a row
     with false if it existed, and one with true if it was changed: the number of its queue, id,
     count, and that.
     """
