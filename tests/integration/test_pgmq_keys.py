@@ -12,6 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from celery_lease.core.delivery import Answer, Renewal, Terms
 from celery_lease.core.keys import Exclusive, OnBusy, Verdict
@@ -305,3 +313,138 @@ def test_a_call_whose_key_cannot_be_kept_fails(
         failed.get(timeout=30)
     ledger.wait("end", send("any.work", [0.1]).id)
     assert not ledger.count("start", failed.id)
+
+
+class Mixed(Consumer):
+    """A consumer of messages of two keys: of the one two tasks may start at once."""
+
+    def _terms(self, message: Any) -> Terms:
+        self.key, self.limit = KEYS[int(message.payload[1:]) % 2]
+        return super()._terms(message)
+
+
+KEYS = [("one", 1), ("two", 2)]
+
+
+class KeyMachine(RuleBasedStateMachine):
+    """Two workers take turns at messages of two keys, in any order, with former leases, too."""
+
+    bench: PgmqBench
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query("SELECT pgmq.create('q'), pgmq.purge_queue('q')")
+        self.workers = [Mixed(self.bench.desk()) for _ in range(2)]
+        self.workers[0].driver.keys.make_ready()
+        self.sent = 0
+        self.leases: dict[str, tuple[Mixed, str]] = {}  # also former ones
+        self.started: set[str] = set()
+        self.done: list[str] = []
+
+    def query(self, statement: str) -> list[Any]:
+        return self.bench.database.execute(statement)
+
+    def pick(self, which: int) -> tuple[str, Mixed, str]:
+        """Return one of the last leases."""
+        tag = list(self.leases)[-1 - which % len(self.leases)]
+        return tag, *self.leases[tag]
+
+    def started_now(self) -> Counter[int]:
+        """Return how many started tasks of each key have a valid lease, by the queue's rows."""
+        valid = self.query(
+            "SELECT msg_id || '-' || read_ct || '-' || (extract(epoch FROM last_read_at) * 1e6)"
+            "::bigint || '-q' FROM pgmq.q_q WHERE vt > clock_timestamp() "
+            "AND last_read_at IS NOT NULL"
+        )
+        held = self.started & {tag for (tag,) in valid}
+        return Counter(int(self.leases[tag][1][1:]) % 2 for tag in held)
+
+    @precondition(lambda self: self.sent - len(self.done) < 6)
+    @rule(count=st.integers(1, 3))
+    def publish(self, count: int) -> None:
+        self.bench.publish(*[f"m{self.sent + number}" for number in range(count)])
+        self.sent += count
+
+    @rule(who=st.integers(0, 1), decides=st.booleans(), starts=st.booleans())
+    def receive(self, who: int, *, decides: bool, starts: bool) -> None:
+        worker = self.workers[who]
+        worker.decides = decides
+        worker.desk.turn(0.02)
+        for message in worker.desk.received:
+            self.leases[message.claim.tag] = worker, message.payload
+        received = len(worker.desk.received)
+        worker.desk.received.clear()
+        for which in range(received if starts else 0):
+            self.start(which=which)
+
+    @precondition(lambda self: self.leases)
+    @rule(which=st.integers(0, 5))
+    def start(self, which: int) -> None:
+        tag, worker, _ = self.pick(which)
+        if worker.take(tag) is Verdict.HELD:
+            self.started.add(tag)
+
+    @precondition(lambda self: self.leases)
+    @rule(which=st.integers(0, 5))
+    def complete(self, which: int) -> None:
+        tag, worker, message = self.pick(which)
+        if worker.complete(tag) is Answer.HELD:
+            self.done.append(message)
+
+    @precondition(lambda self: self.leases)
+    @rule(which=st.integers(0, 5), orderly=st.booleans())
+    def requeue(self, which: int, *, orderly: bool) -> None:
+        tag, worker, _ = self.pick(which)
+        worker.driver.requeue([tag], orderly=orderly, front=True)
+
+    @precondition(lambda self: self.leases)
+    @rule(which=st.integers(0, 5), late=st.booleans())
+    def extend(self, which: int, *, late: bool) -> None:
+        tag, worker, _ = self.pick(which)
+        worker.driver.extend([Renewal(tag, 60.0, late=late)])
+
+    @rule()
+    def all_leases_expire(self) -> None:
+        self.query("UPDATE pgmq.q_q SET vt = now() WHERE last_read_at IS NOT NULL")
+
+    @rule(who=st.integers(0, 1))
+    def reap(self, who: int) -> None:
+        self.workers[who].driver.reap(limit=10)
+
+    @invariant()
+    def no_more_tasks_have_started_than_may(self) -> None:
+        """I9."""
+        for number, count in self.started_now().items():
+            assert count <= KEYS[number][1]
+
+    def teardown(self) -> None:
+        """Run what is left, after all leases have expired and a reaper has looked: each once."""
+        self.all_leases_expire()
+        self.query(f"UPDATE {TABLE} SET look_at = 'epoch'")  # noqa: S608
+        worker = self.workers[0]
+        worker.driver.reap(limit=10)
+
+        def work() -> bool:
+            worker.desk.turn(0.02)
+            for message in worker.desk.received:
+                tag = message.claim.tag
+                if worker.take(tag) is Verdict.HELD and worker.complete(tag) is Answer.HELD:
+                    self.done.append(message.payload)
+            worker.desk.received.clear()
+            return len(self.done) >= self.sent
+
+        eventually(work, what="end of all messages")
+        assert sorted(self.done) == sorted(f"m{number}" for number in range(self.sent))
+        assert rows(self.bench.database) == []
+        for each in self.workers:
+            each.desk.close()
+
+
+def test_i9_holds_whatever_two_workers_do_in_turn(bench: PgmqBench) -> None:
+    """Also after leases that expired, and for former holders; at the end nothing is stuck."""
+    machine = type("Machine", (KeyMachine,), {"bench": bench})
+    checks = list(HealthCheck)
+    how = settings(
+        max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=checks
+    )
+    run_state_machine_as_test(machine, settings=how)  # type: ignore[no-untyped-call]
