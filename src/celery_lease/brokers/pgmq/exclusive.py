@@ -21,6 +21,7 @@ from celery_lease.brokers.pgmq.key_statements import (
     GRANT,
     LOOK,
     MAKE,
+    MESSAGES,
     ORDER,
     PIECE,
     PLACE,
@@ -47,8 +48,8 @@ ANSWER_TIMEOUT = 5.0
 PIECES = 40
 
 _DUE = sql.SQL(f"""
-    SELECT prefix, key FROM {TABLE} WHERE place IS NOT NULL AND look_at <= now()
-    GROUP BY prefix, key ORDER BY min(look_at) LIMIT {PIECE}""")  # noqa: S608  (ours)
+    SELECT DISTINCT prefix, key FROM (SELECT prefix, key FROM {TABLE} WHERE place IS NOT NULL
+    AND look_at <= now() ORDER BY look_at LIMIT {MESSAGES}) due LIMIT {PIECE}""")  # noqa: S608  (ours)
 _EXISTS = sql.SQL(f"SELECT to_regclass('{TABLE}') IS NOT NULL")
 
 
@@ -205,11 +206,10 @@ class PgmqKeys:
         """
         for _ in range(PIECES if self.exist() else 0):
             due = self._due()
-            if due:
-                ask = self._to_wake([(*each, PIECE) for each in due], looks=True)
-                self._run(ask, then=WAKE)
-            if len(due) < PIECE:
+            if not due:
                 return
+            ask = self._to_wake([(*each, PIECE) for each in due], looks=True)
+            self._run(ask, then=WAKE)
 
     def _due(self) -> list[tuple[Any, ...]]:
         try:

@@ -30,8 +30,9 @@ PLACE, REPLACED = "celery_lease_place", "celery_lease_replaced"
 #: A place is a message's order, 0 if it was delivered before and else 1, times this, plus its
 #: token.
 ORDER = 10**16
-#: Most seconds between two looks at a parked message, and keys looked at in one transaction.
-LOOK, PIECE = 60.0, 50
+#: Most seconds between two looks at a parked message; keys looked at in one transaction, and
+#: messages of each.
+LOOK, PIECE, MESSAGES = 60.0, 50, 250
 #: Longest wait for a lock, so that no script outlives the wait for its answer.
 LOCK_TIMEOUT = "2s"
 #: Settings, for one transaction: what a script is asked, and its answers.
@@ -43,7 +44,9 @@ CREATE = (
     "key text NOT NULL, key_limit int NOT NULL, place bigint, since timestamptz NOT NULL, "
     "look_at timestamptz, expires float8, read_ct int, read_at timestamptz, name text, task text, "
     "id text, worker text, deliveries int, losses int, PRIMARY KEY (queue, msg_id)); "
-    f"CREATE INDEX IF NOT EXISTS celery_lease_keys_line ON {TABLE} (prefix, key, place)"
+    f"CREATE INDEX IF NOT EXISTS celery_lease_keys_line ON {TABLE} (prefix, key, place); "
+    f"CREATE INDEX IF NOT EXISTS celery_lease_keys_look ON {TABLE} (look_at) "
+    "WHERE place IS NOT NULL"
 )
 #: Lets another user use it.
 GRANT = grant(TABLE)
@@ -226,8 +229,8 @@ SELECT current_setting('{ANSWERS}')""").format(  # noqa: S608  (ours)
 WAKE = sql.SQL(f"""
 DO $script$
 DECLARE
-    me record; other record; source text; hidden_until timestamptz; is_parked bool;
-    held int; woken int;
+    me record; other record; late record; source text; hidden_until timestamptz;
+    is_parked bool; held int; woken int;
 BEGIN
     IF to_regclass('{TABLE}') IS NULL THEN RETURN; END IF;
     FOR me IN SELECT * FROM jsonb_to_recordset(current_setting('{ASKS}')::jsonb)
@@ -243,36 +246,34 @@ BEGIN
             held := held + (hidden_until > clock_timestamp())::int;
         END LOOP;
         IF me.looks THEN
-            FOR other IN SELECT DISTINCT queue FROM {TABLE} WHERE prefix = me.prefix
-                AND key = me.key AND place IS NOT NULL
+            FOR other IN SELECT queue, array_agg(msg_id) AS ids FROM (
+                SELECT queue, msg_id FROM {TABLE} WHERE prefix = me.prefix AND key = me.key
+                AND place IS NOT NULL AND look_at <= now() LIMIT {MESSAGES}) due GROUP BY queue
             LOOP
                 source := 'q_' || lower(other.queue);
                 IF {_TABLE_OF.format(source="source")} THEN
                     EXECUTE format('UPDATE pgmq.%I SET
-                        vt = clock_timestamp() + make_interval(secs => $4)
-                        WHERE msg_id = ANY (ARRAY(SELECT t.msg_id FROM {TABLE} k
-                            JOIN pgmq.%1$I t ON t.msg_id = k.msg_id
-                            WHERE k.prefix = $1 AND k.key = $2 AND k.queue = $3
-                            AND k.place IS NOT NULL AND t.last_read_at IS NULL
-                            AND t.vt > clock_timestamp()
-                            AND t.vt < clock_timestamp() + make_interval(secs => $4 / 2)
-                            FOR UPDATE OF t SKIP LOCKED))', source)
-                        USING me.prefix, me.key, other.queue, me.hides;
+                        vt = clock_timestamp() + make_interval(secs => $2)
+                        WHERE msg_id = ANY (ARRAY(SELECT msg_id FROM pgmq.%1$I
+                            WHERE msg_id = ANY ($1) AND last_read_at IS NULL
+                            AND vt > clock_timestamp()
+                            AND vt < clock_timestamp() + make_interval(secs => $2 / 2)
+                            FOR UPDATE SKIP LOCKED))', source) USING other.ids, me.hides;
                     EXECUTE format('DELETE FROM {TABLE} k
-                        WHERE k.prefix = $1 AND k.key = $2 AND k.queue = $3
-                        AND k.place IS NOT NULL AND NOT EXISTS (SELECT FROM pgmq.%I t
+                        WHERE queue = $1 AND msg_id = ANY ($2) AND place IS NOT NULL
+                        AND NOT EXISTS (SELECT FROM pgmq.%I t
                             WHERE t.msg_id = k.msg_id AND t.last_read_at IS NULL
-                            AND t.vt > clock_timestamp())', source)
-                        USING me.prefix, me.key, other.queue;
+                            AND t.vt > clock_timestamp())', source) USING other.queue, other.ids;
                 END IF;
-            END LOOP;
-            UPDATE {TABLE} SET look_at = now() + {_UNTIL_LOOK}
-                WHERE prefix = me.prefix AND key = me.key AND place IS NOT NULL
-                AND look_at <= now();
-            FOR other IN SELECT * FROM {TABLE} WHERE prefix = me.prefix AND key = me.key
-                AND place IS NOT NULL AND expires <= extract(epoch FROM clock_timestamp())
-            LOOP
-                {_unpark("other")}
+                UPDATE {TABLE} SET look_at = now() + {_UNTIL_LOOK}
+                    WHERE queue = other.queue AND msg_id = ANY (other.ids)
+                    AND place IS NOT NULL;
+                FOR late IN SELECT * FROM {TABLE} WHERE queue = other.queue
+                    AND msg_id = ANY (other.ids) AND place IS NOT NULL
+                    AND expires <= extract(epoch FROM clock_timestamp())
+                LOOP
+                    {_unpark("late")}
+                END LOOP;
             END LOOP;
         END IF;
         FOR other IN SELECT * FROM {TABLE} WHERE prefix = me.prefix AND key = me.key
