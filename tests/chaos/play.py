@@ -88,11 +88,11 @@ class Chaos:
     def _send(self, faults: Faults) -> None:
         chance, app = random.Random(self.options.seed + 1), self.broker.setup.app()
         while not self._over.wait(chance.expovariate(self.options.rate)):
-            if time.monotonic() < faults.paused_until + 0.5:
-                continue
             steps = int(chance.uniform(1, self.options.longest / STEP))
             key = f"key-{chance.randrange(self.options.keys)}" if self.options.keys else ""
             with faults.calm, app.connection_for_write() as connection:
+                if time.monotonic() < faults.paused_until + 0.5:
+                    continue
                 sent = app.send_task(
                     "chaos.work", [steps], connection=connection, headers={"lease_key": key}
                 )
