@@ -109,6 +109,15 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("page", [*PAGES, DOCS.parent / "README.md"], ids=lambda page: page.stem)
+def test_links_to_other_sites_are_well_formed(page: Path) -> None:
+    """Over TLS; an issue has the project and the number of its text. CI asks the sites weekly."""
+    for text, link in re.findall(r"\[([^\]]+)\]\((https?:[^) ]+)\)", prose(page.read_text())):
+        assert re.fullmatch(r"https://[a-z\d-]+(\.[a-z\d-]+)+(/[\w.~#=&?/%-]*)?", link), link
+        if issue := re.fullmatch(r"([\w-]+) #(\d+)", text):
+            assert re.search(rf"/{issue[1]}\b.*/(issues|pull)/{issue[2]}$", link), (text, link)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_examples_are_python_and_import_what_exists(page: Path) -> None:
     """A renamed class is noticed."""
