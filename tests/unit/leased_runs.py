@@ -15,7 +15,7 @@ from celery.app.trace import build_tracer
 from celery_lease import LeasedTask
 from celery_lease.board import Board
 from celery_lease.core.clock import host_seconds
-from celery_lease.core.loss import FLAG_LOST, FLAG_SHUTDOWN, FLAG_TAKEN
+from celery_lease.core.loss import FLAG_LOST, FLAG_SHUTDOWN, FLAG_SUPERSEDED
 from celery_lease.task import outcome
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Delivery:
 
     def taken(self) -> None:
         """Let another delivery own the message, and the keeper have told so."""
-        self.board.flag(self.slot, FLAG_LOST | FLAG_TAKEN)
+        self.board.flag(self.slot, FLAG_LOST | FLAG_SUPERSEDED)
 
     def shut_down(self) -> None:
         """Ask the task to stop."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_lease.core.clock import SystemClock
-from celery_lease.core.dead import GIVEN_UP
+from celery_lease.core.dead import LOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -120,7 +120,7 @@ class Losses:
         return _fitting(history, min(room, ROOM))
 
     def lost(
-        self, tag: str, why: Mapping[str, object] | None = None, *, reason: str = GIVEN_UP
+        self, tag: str, why: Mapping[str, object] | None = None, *, reason: str = LOST
     ) -> None:
         """Count the end of a delivery as a loss; later calls for it do nothing."""
         ended = self._clock.wall().timestamp()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 #: Suffix of the dead-letter queue for messages of a dead-letter queue.
 DEAD_AGAIN = ".dead"
 #: In a record: the worker returned the message itself, and that counts as a loss.
-GIVEN_UP = "given up"
+LOST = "given up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class DeadLetter:
 
 def reason_of(loss: Mapping[str, Any]) -> str | None:
     """Return the reason of a recorded loss, for display; None: the record has none."""
-    return "lost" if loss.get("reason") == GIVEN_UP else loss.get("reason")
+    return "lost" if loss.get("reason") == LOST else loss.get("reason")
 
 
 class DeadLetters(Protocol):

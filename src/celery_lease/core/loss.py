@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 # Flags that a task reads at its next beat, one bit each.
 FLAG_LOST = 1
-FLAG_TAKEN = 2
+FLAG_SUPERSEDED = 2
 FLAG_MAX_DURATION = 4
 FLAG_SHUTDOWN = 8
 FLAG_CANCELLED = 16
-FLAG_LIMIT = 32
+FLAG_BROKER_LIMIT = 32
 FLAG_OUT_OF_TIME = 64  #: the worker stops, and no longer waits for an outcome to be stored
 FLAG_RELEASED = 128  #: the worker itself has ended the lease; it was not lost
 
@@ -47,8 +47,8 @@ class Consequences:
 #: In order of precedence: of several flags the first reason is the cause of the others.
 CONSEQUENCES: Mapping[LossReason, Consequences] = {
     LossReason.MAX_DURATION: Consequences(label="max_duration", flag=FLAG_MAX_DURATION, final=True),
-    LossReason.BROKER_LIMIT: Consequences(label="limit", flag=FLAG_LIMIT, final=True),
-    LossReason.SUPERSEDED: Consequences(label="taken", flag=FLAG_TAKEN),
+    LossReason.BROKER_LIMIT: Consequences(label="limit", flag=FLAG_BROKER_LIMIT, final=True),
+    LossReason.SUPERSEDED: Consequences(label="taken", flag=FLAG_SUPERSEDED),
     LossReason.EXPIRED: Consequences(label="expired", flag=FLAG_LOST),
     # The flag of a lease that lasted too long: the task has ended, and needs no other one.
     LossReason.RESULT_NOT_STORED: Consequences(

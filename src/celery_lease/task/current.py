@@ -17,7 +17,7 @@ from celery_lease.board.spans import Span
 from celery_lease.core.clock import host_seconds
 from celery_lease.core.delivery import Answer
 from celery_lease.core.errors import LeaseLost
-from celery_lease.core.loss import FLAG_RELEASED, FLAG_TAKEN, FLAGS_FINAL
+from celery_lease.core.loss import FLAG_RELEASED, FLAG_SUPERSEDED, FLAGS_FINAL
 from celery_lease.task.context import ToolContext
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def standing(context: ToolContext, margin: float) -> Answer:
     if context._observed:
         return Answer.HELD
     flags = context._flags()
-    if flags is None or flags & FLAG_TAKEN or (context._loss_known and context._aborts):
+    if flags is None or flags & FLAG_SUPERSEDED or (context._loss_known and context._aborts):
         return Answer.LOST
     left = max(context.remaining, context._confirmed_until - host_seconds())
     return Answer.HELD if left > margin else Answer.UNKNOWN

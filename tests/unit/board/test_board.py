@@ -29,7 +29,7 @@ from celery_lease.board import (
     file as boardfile,
 )
 from celery_lease.board.lending import GENERATIONS, RESTING
-from celery_lease.core.loss import FLAG_LOST, FLAG_TAKEN
+from celery_lease.core.loss import FLAG_LOST, FLAG_SUPERSEDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -187,10 +187,10 @@ def test_a_flag_closes_the_gate_for_good(board: Board) -> None:
     slot = board.lend()
     board.allow(slot, 100.0)
     board.flag(slot, FLAG_LOST)
-    board.flag(slot, FLAG_TAKEN)
+    board.flag(slot, FLAG_SUPERSEDED)
     board.allow(slot, 200.0)
     assert board.numbers[slot.first + GATE] == 0.0
-    assert board.read_flags(slot) == FLAG_LOST | FLAG_TAKEN
+    assert board.read_flags(slot) == FLAG_LOST | FLAG_SUPERSEDED
     assert board.read_time(slot, DEADLINE) == pytest.approx(200.0, abs=GRAIN)
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from celery_lease.core.loss import (
     CONSEQUENCES,
+    FLAG_BROKER_LIMIT,
     FLAG_CANCELLED,
-    FLAG_LIMIT,
     FLAG_MAX_DURATION,
     FLAG_OUT_OF_TIME,
     FLAG_SHUTDOWN,
-    FLAG_TAKEN,
+    FLAG_SUPERSEDED,
     FLAGS_FINAL,
     LossReason,
     reason_in,
@@ -47,10 +47,10 @@ def test_the_first_reason_is_the_cause_of_those_that_came_later() -> None:
     """A lease that reached a limit is taken by another delivery after that."""
     flags = CONSEQUENCES[LossReason.SUPERSEDED].flags
     assert reason_in(flags | FLAG_MAX_DURATION) is LossReason.MAX_DURATION
-    assert reason_in(flags | FLAG_LIMIT) is LossReason.BROKER_LIMIT
+    assert reason_in(flags | FLAG_BROKER_LIMIT) is LossReason.BROKER_LIMIT
 
 
 def test_a_limit_of_time_ends_the_storing_of_an_outcome_and_a_doubt_does_not() -> None:
     """Of an expired lease the broker may say that it is still its own."""
-    assert FLAGS_FINAL == FLAG_OUT_OF_TIME | FLAG_MAX_DURATION | FLAG_LIMIT
-    assert not FLAGS_FINAL & (FLAG_TAKEN | CONSEQUENCES[LossReason.EXPIRED].flags)
+    assert FLAGS_FINAL == FLAG_OUT_OF_TIME | FLAG_MAX_DURATION | FLAG_BROKER_LIMIT
+    assert not FLAGS_FINAL & (FLAG_SUPERSEDED | CONSEQUENCES[LossReason.EXPIRED].flags)

@@ -36,7 +36,7 @@ from celery_lease.core.loss import (
     FLAG_LOST,
     FLAG_MAX_DURATION,
     FLAG_SHUTDOWN,
-    FLAG_TAKEN,
+    FLAG_SUPERSEDED,
 )
 from celery_lease.task.current import entered, leased_context, private_context
 from unit.leased import LeasedRun
@@ -141,7 +141,7 @@ def test_a_beat_after_the_deadline_is_not_written(run: LeasedRun) -> None:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (FLAG_LOST | FLAG_TAKEN, "another delivery owns the message"),
+        (FLAG_LOST | FLAG_SUPERSEDED, "another delivery owns the message"),
         (FLAG_LOST | FLAG_MAX_DURATION, "lease_max_duration reached"),
         (FLAG_LOST, "expired"),
     ],
@@ -252,7 +252,7 @@ def test_the_reason_is_right_before_the_keeper_has_told_of_it(
 
 def test_the_first_cause_is_the_reason(run: LeasedRun) -> None:
     """Breaks when a task that ran too long hears of what came of that: others have its message."""
-    for flag in (FLAG_MAX_DURATION, FLAG_TAKEN):
+    for flag in (FLAG_MAX_DURATION, FLAG_SUPERSEDED):
         run.board.flag(run.slot, FLAG_LOST | flag)
     with pytest.raises(LeaseLost, match="lease_max_duration reached"):
         run.context.beat()

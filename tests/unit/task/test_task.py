@@ -20,7 +20,7 @@ from celery_lease import (
     current_context,
     leased_task,
 )
-from celery_lease.core.loss import FLAG_LOST, FLAG_RELEASED, FLAG_TAKEN
+from celery_lease.core.loss import FLAG_LOST, FLAG_RELEASED, FLAG_SUPERSEDED
 from celery_lease.task.current import active_context
 from celery_lease.task.outcome import Discarded, HandedOver
 from unit.leased_runs import Delivery, leased, make_app, sent
@@ -411,7 +411,7 @@ def test_a_discarded_outcome_says_who_has_ended_the_lease(
 
     @leased(app)
     def f() -> str:
-        ended = FLAG_LOST | FLAG_TAKEN
+        ended = FLAG_LOST | FLAG_SUPERSEDED
         flags = ended | (FLAG_RELEASED if released else 0)
         delivery.board.flag(delivery.slot, flags)
         return "late"

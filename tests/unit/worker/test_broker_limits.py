@@ -13,7 +13,7 @@ import pytest
 from celery_lease import board as beatboard
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.lease import Lease, State
-from celery_lease.core.loss import FLAG_LIMIT, LossReason
+from celery_lease.core.loss import FLAG_BROKER_LIMIT, LossReason
 from celery_lease.core.ticket import Ticket
 from celery_lease.task.current import leased_context, prolong
 from unit.fake_broker import POLICY, Bench
@@ -60,7 +60,7 @@ def test_nothing_extends_a_lease_beyond_the_brokers_limit(bench: Bench) -> None:
     bench.beat(held)
     assert bench.passed(2.0).lost == 1
     assert held.lease.lost is LossReason.BROKER_LIMIT
-    assert (bench.flags_of(held) or 0) & FLAG_LIMIT
+    assert (bench.flags_of(held) or 0) & FLAG_BROKER_LIMIT
 
 
 def test_a_dropped_message_is_left_to_the_brokers_own_dead_letter_queue(bench: Bench) -> None:

@@ -14,7 +14,7 @@ from celery_lease import board as beatboard
 from celery_lease.board import Outcome
 from celery_lease.board.spans import Span
 from celery_lease.core.lease import State
-from celery_lease.core.loss import FLAG_LOST, FLAG_MAX_DURATION, FLAG_TAKEN, LossReason
+from celery_lease.core.loss import FLAG_LOST, FLAG_MAX_DURATION, FLAG_SUPERSEDED, LossReason
 from celery_lease.core.policy import Mode, OnLost
 from celery_lease.worker import keeper as keeper_module
 from celery_lease.worker.keeper import ANSWER_TIMEOUT, LONGEST_WAIT, REST_WAIT, RESTS_AFTER
@@ -213,7 +213,7 @@ def test_what_the_broker_calls_lost_is_lost_at_once(bench: Bench) -> None:
     bench.beat(held)
     assert bench.passed().lost == 1
     assert held.lease.lost is LossReason.SUPERSEDED
-    assert bench.flags_of(held) == FLAG_LOST | FLAG_TAKEN
+    assert bench.flags_of(held) == FLAG_LOST | FLAG_SUPERSEDED
 
 
 def test_a_lost_lease_is_never_extended_again(bench: Bench) -> None:

@@ -11,13 +11,13 @@ import pytest
 from celery_lease import board as beatboard
 from celery_lease.board import Board, BoardFull
 from celery_lease.core.lease import State
-from celery_lease.core.loss import FLAG_LOST, FLAG_RELEASED, FLAG_TAKEN
+from celery_lease.core.loss import FLAG_LOST, FLAG_RELEASED, FLAG_SUPERSEDED
 from celery_lease.worker import beginnings, fork_safety
 from celery_lease.worker.backoff import FIRST
 from unit.fake_broker import POLICY, Bench, FakeMessage
 from unit.fakes import PATIENCE
 
-LOST_AND_TAKEN = FLAG_LOST | FLAG_TAKEN
+LOST_AND_TAKEN = FLAG_LOST | FLAG_SUPERSEDED
 
 
 def test_terms_are_the_policy_of_the_message_s_task(bench: Bench) -> None:

@@ -25,7 +25,7 @@ from celery_lease.brokers.pgmq.records import PgmqRecords
 from celery_lease.brokers.pgmq.statements import Act, parameters, statement
 from celery_lease.celery_patches.open_pools import closing
 from celery_lease.core.clock import SystemClock
-from celery_lease.core.dead import GIVEN_UP
+from celery_lease.core.dead import LOST
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Renewal
 from celery_lease.core.words import counted
 
@@ -236,7 +236,7 @@ class PgmqDriver(Keyed):
 
     def _note(self, delivery: Delivery, why: Mapping[str, object]) -> None:
         """Add the facts of a loss to a message; without an answer it goes back without them."""
-        facts = {"reason": GIVEN_UP, "worker": self._worker, "token": delivery.token, **why}
+        facts = {"reason": LOST, "worker": self._worker, "token": delivery.token, **why}
         row = [delivery.msg_id, delivery.read_ct, delivery.read_at]
         try:
             self._run(dead.note(delivery.queue), *row, json.dumps(facts), delivery.token)
