@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
 
-    from .brokers.consumer import lease_consumer
     from .core.errors import (
         AlreadyAttached,
         LeaseError,
@@ -20,10 +19,11 @@ if TYPE_CHECKING:
         UnsupportedOperation,
     )
     from .core.heartbeat import Heartbeat
-    from .extender import LeaseExtender, LeaseExtenderConfig
     from .installation import install
-    from .loops import LoopGroup, Runnable, ShutdownCoordinator
     from .settings import LeaseConfigError
+    from .standalone.consumer import lease_consumer
+    from .standalone.extender import LeaseExtender, LeaseExtenderConfig
+    from .standalone.loops import LoopGroup, Runnable, ShutdownCoordinator
     from .task.checkpoints.errors import CheckpointError
     from .task.context import ToolContext
     from .task.current import current_context
@@ -62,17 +62,17 @@ _HOMES = {
     "CheckpointError": "task.checkpoints.errors",
     "Heartbeat": "core.heartbeat",
     "LeaseConfigError": "settings",
-    "LeaseExtender": "extender",
-    "LeaseExtenderConfig": "extender",
+    "LeaseExtender": "standalone.extender",
+    "LeaseExtenderConfig": "standalone.extender",
     "LeasedRequest": "worker.request",
     "LeasedTask": "task.task",
-    "LoopGroup": "loops",
-    "Runnable": "loops",
-    "ShutdownCoordinator": "loops",
+    "LoopGroup": "standalone.loops",
+    "Runnable": "standalone.loops",
+    "ShutdownCoordinator": "standalone.loops",
     "ToolContext": "task.context",
     "current_context": "task.current",
     "install": "installation",
-    "lease_consumer": "brokers.consumer",
+    "lease_consumer": "standalone.consumer",
     "leased_task": "task.decorator",
 }
 

@@ -1,6 +1,6 @@
 """Answers an orchestrator's probes over HTTP, and requests for metrics.
 
-For a Celery worker and for a :class:`~celery_lease.loops.LoopGroup`: each passes in a function for
+For a Celery worker and for a :class:`~celery_lease.LoopGroup`: each passes in a function for
 its own health. No client can stall the process, or another client: each has a thread of its own,
 their number is limited, and beyond the limit the oldest connection is closed.
 """

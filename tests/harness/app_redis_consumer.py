@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from kombu import Connection, Queue
 from kombu.mixins import ConsumerMixin
 
-from celery_lease.brokers.consumer import lease_consumer
 from celery_lease.core.heartbeat import Heartbeat
-from celery_lease.extender import LeaseExtender, LeaseExtenderConfig
+from celery_lease.standalone.consumer import lease_consumer
+from celery_lease.standalone.extender import LeaseExtender, LeaseExtenderConfig
 from harness.ledger import ENV, Ledger, record
 
 if TYPE_CHECKING:
-    from celery_lease.brokers.consumer import LeaseConsumer
+    from celery_lease.standalone.consumer import LeaseConsumer
 
 QUEUE = Queue("jobs")
 LEASE = 2  #: seconds

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_lease.brokers.consumer import lease_consumer
 from celery_lease.core.errors import ReceiptHandleExpiredError
+from celery_lease.standalone.consumer import lease_consumer
 from harness import ledger as ledger_module
 from harness.app_redis_consumer import LEASE, QUEUE
 from harness.lease_desk import Bench

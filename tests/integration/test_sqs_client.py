@@ -15,11 +15,11 @@ pytest.importorskip("moto")
 from kombu import Queue
 
 from celery_lease import brokers
-from celery_lease.brokers.consumer import lease_consumer
 from celery_lease.brokers.sqs.driver import SqsDriver
 from celery_lease.brokers.sqs.receipts import ReceivedMessage
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.delivery import Answer, Claim, Renewal, Terms
+from celery_lease.standalone.consumer import lease_consumer
 from harness.moto_server import REGION, MotoServer
 from harness.waiting import eventually
 

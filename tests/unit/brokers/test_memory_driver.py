@@ -9,9 +9,9 @@ import pytest
 from kombu import Connection, Consumer, Queue
 
 from celery_lease import brokers
-from celery_lease.brokers.consumer import LeaseConsumer
 from celery_lease.brokers.memory.driver import MemoryDriver
 from celery_lease.core.errors import ReceiptHandleExpiredError, UnsupportedBroker
+from celery_lease.standalone.consumer import LeaseConsumer
 from harness.memory import empty_memory
 from unit.fakes import FakeClock
 

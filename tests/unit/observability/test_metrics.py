@@ -18,7 +18,6 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from celery_lease import Heartbeat, LeaseExtender
-from celery_lease.brokers.consumer import LeaseConsumer
 from celery_lease.brokers.memory.driver import MemoryDriver
 from celery_lease.core.errors import ReceiptHandleExpiredError
 from celery_lease.core.keys import Exclusive
@@ -27,6 +26,7 @@ from celery_lease.health_server import metrics_page
 from celery_lease.observability import otel
 from celery_lease.observability.metrics import ENDINGS, METRICS, Kind
 from celery_lease.observability.prometheus import LeaseCollector, page
+from celery_lease.standalone.consumer import LeaseConsumer
 from celery_lease.worker import exports, telemetry as telemetry_module
 from harness.memory import empty_memory
 from unit.fake_broker import Bench

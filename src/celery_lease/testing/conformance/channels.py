@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kombu import Connection, Consumer, Queue
 
-from celery_lease.brokers.consumer import lease_consumer
 from celery_lease.core.delivery import Answer, Renewal
 from celery_lease.core.driver import Driver
 from celery_lease.core.errors import UnsupportedOperation
+from celery_lease.standalone.consumer import lease_consumer
 from celery_lease.testing.conformance.fixtures import LONG
 from celery_lease.testing.desk import bodies
 from celery_lease.testing.waiting import eventually

@@ -14,8 +14,8 @@ import pytest
 
 from celery_lease.core.errors import AlreadyAttached, LeaseError, ReceiptHandleExpiredError
 from celery_lease.core.heartbeat import Heartbeat
-from celery_lease.extender import LeaseExtender, LeaseExtenderConfig
 from celery_lease.settings import LeaseConfigError
+from celery_lease.standalone.extender import LeaseExtender, LeaseExtenderConfig
 from unit.fakes import PATIENCE, FakeClock
 
 if TYPE_CHECKING:

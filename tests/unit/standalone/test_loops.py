@@ -126,7 +126,7 @@ def test_a_failing_callback_is_logged_and_the_others_run(caplog: pytest.LogCaptu
     coordinator, calls = ShutdownCoordinator(), []
     coordinator.register(lambda: calls.append("first"))
     coordinator.register(lambda: 1 / 0)
-    with caplog.at_level(logging.ERROR, "celery_lease.loops"):
+    with caplog.at_level(logging.ERROR, "celery_lease.standalone.loops"):
         coordinator.trigger()
     assert calls == ["first"]
     [record] = caplog.records
@@ -365,7 +365,7 @@ def test_a_shutdown_that_raises_is_logged_and_the_others_are_shut_down(
     broken, other = Loop(), Loop()
     monkeypatch.setattr(broken, "shutdown", lambda timeout: 1 / 0 * timeout)
     handler = OnRecord(broken.order)
-    logger = logging.getLogger("celery_lease.loops.group")
+    logger = logging.getLogger("celery_lease.standalone.loops.group")
     logger.addHandler(handler)
     try:
         run = started(broken, other)
