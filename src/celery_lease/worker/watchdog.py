@@ -172,9 +172,9 @@ class Watchdog:
         board, slot = self._leases.board, entry.slot
         if slot is None:
             return 0.0
-        beat, started = (
-            board.read_time(slot, cell) for cell in (beatboard.BEAT, beatboard.STARTED)
-        )
+        beat = board.read_time(slot, beatboard.BEAT)
+        # The pool may report a task before its process has written that it begins.
+        started = self._leases.started_at(entry) or entry.lease.started_at or 0.0
         extension, now = entry.lease.policy.extension, self._clock.now()
         span = spans.current(board, slot)
         by_life = spans.proof_of_life(span, started, extension, now) if span is Span.STARTING else 0

@@ -137,6 +137,20 @@ def test_without_a_threshold_a_task_is_ended_when_its_lease_expires(kennel: Kenn
     assert kennel.ended == ["a"]
 
 
+def test_a_task_that_has_not_written_its_start_counts_from_its_acceptance(kennel: Kennel) -> None:
+    """A green pool reports a task before it switches to it, and a process may wait for its turn."""
+    kennel.passed(60)
+    kennel.running.add("a")
+    kennel.bench.receive("a", policy=WATCHED)
+    assert kennel.bench.leases.start("a")
+    kennel.bench.leases.accepted("a", 1)
+    kennel.watchdog.run_once()
+    kennel.passed(10)
+    assert kennel.ended == []
+    kennel.passed(10)
+    assert kennel.ended == ["a"]
+
+
 def test_a_task_that_beats_is_never_ended(kennel: Kennel) -> None:
     """For longer than threshold and lease."""
     held = kennel.run(policy=WATCHED)
