@@ -121,12 +121,18 @@ class Play:
     # The scenes.
 
     def stick(self) -> Any:
-        """Send the task that is silent; a solo worker that gets it has no use any more."""
+        """Send the task that is silent; a solo worker that gets it has no use any more.
+
+        It exits, and nothing else is sent before: RabbitMQ would hand it messages meanwhile.
+        """
         options = {"headers": CAPPED} if self.cell.mode == "daemon" else {}
         task_id = self.send("stuck", BEYOND + 1, **options)
         if self.cell.slots == 1:
-            self.launch().wait_ready(PATIENCE)
+            worker = self.launch()
+            worker.wait_ready(PATIENCE)
             self.ledger.wait("start", task_id)
+            if self.cell.mode != "observe":
+                worker.wait(PATIENCE)
         return task_id
 
     def work(self) -> None:
