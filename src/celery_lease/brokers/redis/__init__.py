@@ -49,8 +49,8 @@ Beside them, with ``unacked`` for the configured key and after any ``global_keyp
 
 Any message that a channel with leases takes out of a list, even a plain one, is first recorded in
 kombu's two places and the first two of these, under a tag that begins with ``arrival#``, for a few
-seconds; see :mod:`.receive`. A busy channel's first deliveries are claimed under that tag; see
-:mod:`.arrivals`.
+seconds; see :mod:`.receive`. First deliveries are claimed under that tag where a message was
+expected; see :mod:`.arrivals`.
 
 From its second loss other than by expiry on, a message has a backoff before it goes back: it stays
 in all four places, under its tag with a ``~`` appended, with the end of the backoff as its expiry.

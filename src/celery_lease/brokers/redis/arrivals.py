@@ -1,12 +1,13 @@
 """Claims first deliveries as they arrive, in the same call.
 
-A busy channel names, in each look, the tasks that it has leased last, and for how long. The script
-claims a first delivery of one of them. It searches the message's text for the facts that the claim
-needs, and decodes nothing; they are compared here with the message as kombu has decoded it. Where
-they differ, or the message is to have another lease, it is claimed again as any other.
+A channel that expects a message, as the last look found one or the server notified it of one, names
+in its look the tasks that it has leased last, and for how long. The script claims a first delivery
+of one of them. It searches the message's text for the facts that the claim needs, and decodes
+nothing; they are compared here with the message as kombu has decoded it. Where they differ, or the
+message is to have another lease, it is claimed again as any other.
 
-An idle channel names none: its look may wait, and if its worker is stopped or killed meanwhile, the
-message that came goes back in seconds and not only after a lease.
+Another look names none: where the server does not notify, it waits there, and if the worker is
+stopped or killed meanwhile, the message that came goes back in seconds and not only after a lease.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ class Arrivals:
         self._asks = False  # it is not answered
         self._read: list[str] = []  # the token of its claim, the task, its id, the publisher's tag
 
-    def args(self, *, busy: bool) -> list[Any]:
+    def args(self, *, expects: bool) -> list[Any]:
         """Return the script's arguments for a look; none if it is to claim nothing."""
-        self._named = self._seconds if busy else {}
+        self._named = self._seconds if expects else {}
         self._named_at, self._read = self._clock.now(), []
         self._asks = bool(self._named)
-        return self._args if busy else []
+        return self._args if expects else []
 
     def answered(self, read: list[str]) -> None:
         """Note the answer to a look: what the script has read of a message that it claimed."""

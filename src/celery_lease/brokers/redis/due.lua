@@ -10,7 +10,10 @@
 --
 -- A fencing token is the time of a claim; what only arrived has none, and the lease of an arrival.
 --
--- Cost grows with the page, not with what is held.
+-- Cost grows with the page, not with what is held; where nothing is held, it is one command.
+if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[5]) == 0 then
+  return {0, {}, 0, 0}
+end
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local leased, latest = ARGV[1] == 'leases', now - tonumber(ARGV[2])

@@ -59,7 +59,8 @@ class Looks:
     def command(self, queues: Sequence[str], stance: Stance | None = None) -> tuple[Any, ...]:
         """Return the command for a look."""
         self.tag = f"arrival#{uuid.uuid4().hex}"
-        claims = self.claims.args(busy=self._busy)
+        expects = self._busy or (stance is not None and stance.expects)
+        claims = self.claims.args(expects=expects)
         return self._driver.arrive(
             self.tag, ARRIVAL, self.keys(queues), by_name=self._known, stance=stance, claims=claims
         )

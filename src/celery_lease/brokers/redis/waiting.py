@@ -50,6 +50,7 @@ class Stance:
     queues: tuple[str, ...]
     letters: str = ""  #: as the script reads them
     heard: int = 0  #: number, from 1, of the queue whose bell woke it; 0: none
+    expects: bool = False  #: it was notified of a message
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ class Waiting:
             letters += "t"
         self.queues, self._known = tuple(queues), frozenset(queues)
         heard = self.queues.index(self.heard) + 1 if self.heard in self._known else 0
-        return Stance(channel, self.queues, letters, heard)
+        return Stance(channel, self.queues, letters, heard, self.notified)
 
     def found(self) -> bool:
         """Note that the look found a message; return whether the watcher had missed it."""
