@@ -79,6 +79,7 @@ def _finish(descriptor: int, reading: Iterator[Any]) -> bool:
         logger.exception("the end of a task could not be handled")
         return True
     logger.warning(
-        "half a message of a task process, and no more for %g s: it is discarded", MESSAGE_TIMEOUT
+        "a task process sent half a message and nothing more for %g s: it is discarded",
+        MESSAGE_TIMEOUT,
     )
     return False

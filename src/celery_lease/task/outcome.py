@@ -254,7 +254,7 @@ def _revoke(task: Task[Any, Any], extra: Mapping[str, object]) -> None:
     request: Any = task.request
     store = not _ignores_result(task) or task.store_errors_even_if_ignored
     task.backend.mark_as_revoked(request.id, "cancelled", request=request, store_result=store)
-    logger.info("task %s[%s] ended, being cancelled", task.name, request.id, extra=extra)
+    logger.info("task %s[%s] is cancelled", task.name, request.id, extra=extra)
     hooks.call(task, request, states.REVOKED, TaskRevokedError("cancelled"), extra)
 
 

@@ -72,7 +72,7 @@ def create_app(
         other = ", ".join(sorted(names - {*LOOPBACK}))
         raise ValueError(
             f"the page is to be reached as {other}, and anybody could use it: give auth or "
-            "auth_token, or no_auth=True where the app around it asks who it is"
+            "auth_token, or no_auth=True where the app around it authenticates users"
         )
     options = Options(read_only=read_only, show_args=show_args)
     looking = watch or PageWatch(celery_app)

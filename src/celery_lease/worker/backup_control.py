@@ -96,7 +96,7 @@ class BackupControl:
                 self._connection.drain_events(timeout=WAIT)
             self._answer()
         except Exception as exc:  # noqa: BLE001  (a lost broker raises many kinds of errors)
-            logger.debug("no commands are heard while the main loop is away: %s", exc)
+            logger.debug("no remote control commands while the main loop does not run: %s", exc)
             self.close()
             return REST
         return 0.0

@@ -314,7 +314,7 @@ class LeasedRequest(Request):
             try:
                 super().cancel(pool, signal, **options)
             except Exception:  # a result backend's; it would end Celery's handler, and no more
-                text = "task %s[%s] is ended, but its result does not say so"
+                text = "task %s[%s] is ended, but the result backend does not store that"
                 logger.exception(text, self.name, self.id, extra=self.lease.fields(self))
             self.lease.leases.end_soon(self.lease.tag, storing=storing)
 

@@ -304,7 +304,7 @@ class AmqpDriver(Driver):
                     dead.send_again(connection, raw, queue)
                     sent += 1
         except (AMQPError, OperationalError, OSError) as exc:
-            logger.warning("messages not sent to their queues once more: %s", exc)
+            logger.warning("messages not returned to their queues: %s", exc)
         return sent
 
     def _is_last(self, tag: str) -> bool:
@@ -395,4 +395,4 @@ def _confirmed(channels: Iterable[Any], timeout: float) -> set[Any]:
 
 
 def _nowhere() -> Any:
-    raise OSError("no way to the broker")
+    raise OSError("the broker cannot be reached")

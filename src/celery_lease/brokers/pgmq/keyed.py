@@ -81,7 +81,7 @@ class Keyed(VirtualDriver):
         try:
             self.keys.look_after()
         except (psycopg.Error, OSError) as exc:
-            raise OSError(f"parked messages not looked after: {exc}") from exc
+            raise OSError(f"parked messages not checked: {exc}") from exc
         return []
 
     def _lines(self) -> PgmqLines:

@@ -173,7 +173,7 @@ class RedisDriver(VirtualDriver):
         try:
             verdict, by = self.server.run("take", [*self.keys.claims, self.keys.token], [tag])
         except Exception as exc:  # noqa: BLE001  (no answer, in as many ways as there are faults)
-            logger.warning("key of a task not taken: %s", exc)
+            logger.warning("exclusive key of a task not taken: %s", exc)
             return KeyAnswer(Verdict.UNKNOWN)
         return KeyAnswer(Verdict(bytes_to_str(verdict)), bytes_to_str(by))
 

@@ -131,7 +131,7 @@ class Watch:
             driver.server.call(lambda client: client.client_unblock(asking_id))
             if not self.connection.can_read(ANSWER_TIMEOUT):
                 raise Refused(
-                    f"no news of a changed key within {ANSWER_TIMEOUT:g} s", for_good=False
+                    f"no notification of a changed key within {ANSWER_TIMEOUT:g} s", for_good=False
                 )
             self.connection.read_response()
         return asking_id

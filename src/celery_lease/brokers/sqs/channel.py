@@ -153,7 +153,7 @@ class Leasing(SettlingChannel):
             logger.info("SQS serves polls of queue %s again", queue)
         elif not served and queue not in self.unserved:
             self.unserved.add(queue)
-            logger.warning("SQS does not serve polls of queue %s; trying on", queue)
+            logger.warning("SQS does not serve polls of queue %s: they are repeated", queue)
 
     # Polls without an event loop.
 

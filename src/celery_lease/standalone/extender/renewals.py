@@ -117,7 +117,7 @@ class Renewals:
             idle = self._wait(self._turn, lambda: not self._in_flight, STOP_TIMEOUT)
         if not idle:
             logger.warning(
-                "extension of message %s still waits for the broker after %g s, it is left behind",
+                "extension of message %s: no answer of the broker for %g s, it is not waited for",
                 self.message.id,
                 STOP_TIMEOUT,
             )
