@@ -93,6 +93,15 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(pages) == [page.name for page in PAGES]
 
 
+def test_the_site_has_five_groups_search_versions_and_two_themes() -> None:
+    """And the API, made of the docstrings."""
+    config = (DOCS.parent / "mkdocs.yml").read_text()
+    groups = config.partition("\nnav:\n")[2].partition("\nextra:\n")[0]
+    assert len(re.findall(r"^  - [\w-]+:$", groups, re.MULTILINE)) == 5
+    for part in ("  - search\n", "  - mkdocstrings:\n", "provider: mike", "scheme: slate"):
+        assert part in config
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page: Path) -> None:
     """Files and anchors, within docs/ and outside of it."""
