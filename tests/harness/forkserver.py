@@ -60,7 +60,7 @@ PRELOADED = (
     "celery_lease.brokers.redis.driver",
     "celery_lease.observability",
     "celery_lease.worker.steps",
-    "celery_lease.worker.trail",
+    "celery_lease.worker.telemetry.trail",
     "harness.setup",
     "kombu.transport.redis",
 )

@@ -2,7 +2,7 @@
 
 :mod:`.metrics` defines the metrics, once; :mod:`.prometheus` and :mod:`.otel` export them by their
 own conventions and load their libraries. The worker, a layer below, loads them by name when they
-are needed; see :mod:`celery_lease.worker.exports`.
+are needed; see :mod:`celery_lease.worker.telemetry.exports`.
 """
 
 from __future__ import annotations

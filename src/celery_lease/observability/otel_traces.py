@@ -16,7 +16,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 import celery_lease
-from celery_lease.worker.trail import Batch, Holding, Trail
+from celery_lease.worker.telemetry.trail import Batch, Holding, Trail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from celery_lease.core.lease import State
 from celery_lease.core.stats import OTHERS, Fact, Key, RoundTripStats, Stats, standalone
 from celery_lease.worker import telemetry as workers
-from celery_lease.worker.health import WorkerHealth, health_of
+from celery_lease.worker.telemetry.health import WorkerHealth, health_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

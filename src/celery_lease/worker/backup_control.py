@@ -22,8 +22,8 @@ from kombu.pidbox import Node
 
 from celery_lease.celery_patches.shared_fanout_queues import channel_of_its_own
 from celery_lease.worker import compat, control
-from celery_lease.worker.about import introduction
 from celery_lease.worker.keeper import REST_WAIT
+from celery_lease.worker.telemetry.about import introduction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

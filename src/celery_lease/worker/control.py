@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from celery.worker.control import control_command, inspect_command
 
 from celery_lease.core.words import counted
-from celery_lease.worker.about import about, identity, paces, runtime_of
+from celery_lease.worker.telemetry.about import about, identity, paces, runtime_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ def leases(
     state: Any, task_id: str | Sequence[str] | None = None, **_: Any
 ) -> list[dict[str, Any]]:
     """List the leases that the worker holds, or those of some tasks."""
-    from celery_lease.worker.report import describe  # noqa: PLC0415  (for workers alone)
+    from celery_lease.worker.telemetry.report import describe  # noqa: PLC0415  (for workers alone)
 
     runtime = runtime_of(state.consumer)
     if runtime is None:

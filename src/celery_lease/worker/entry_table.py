@@ -20,7 +20,7 @@ from celery_lease.board import spans, standstill, starting
 from celery_lease.core.loss import FLAG_RELEASED, FLAGS_ENDED
 from celery_lease.worker import fork_safety
 from celery_lease.worker.paces import Paces
-from celery_lease.worker.stats import LeaseStats
+from celery_lease.worker.telemetry.stats import LeaseStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from celery.exceptions import TaskRevokedError
 
 from celery_lease.core.keys import Verdict
-from celery_lease.worker import log_messages, pools
+from celery_lease.worker import pools
 from celery_lease.worker.entries import REVOKED, Ending
+from celery_lease.worker.telemetry import log_messages
 
 if TYPE_CHECKING:
     from celery_lease.core.keys import KeyAnswer

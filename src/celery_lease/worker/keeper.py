@@ -19,9 +19,10 @@ from celery_lease.core.delivery import Answer
 from celery_lease.core.lease import State
 from celery_lease.core.loss import CONSEQUENCES
 from celery_lease.core.policy import Mode
-from celery_lease.worker import beginnings, log_messages
+from celery_lease.worker import beginnings
 from celery_lease.worker.backoff import Backoff
 from celery_lease.worker.processes import is_alive
+from celery_lease.worker.telemetry import log_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from celery_lease.health_server import HealthServer
-from celery_lease.worker.health import health_of
+from celery_lease.worker.telemetry.health import health_of
 
 if TYPE_CHECKING:
     from celery_lease.settings import Settings

@@ -21,11 +21,12 @@ from celery_lease.core.keys import KeyAnswer, Verdict
 from celery_lease.core.lease import Lease, State
 from celery_lease.core.loss import FLAGS_ENDED, LossReason
 from celery_lease.settings import LeaseConfigError
-from celery_lease.worker import beginnings, compat, crashes, fork_safety, log_messages, loss, poison
+from celery_lease.worker import beginnings, compat, crashes, fork_safety, loss, poison
 from celery_lease.worker.entries import Ending, LeaseEntry, LeaseHandle, ticket
 from celery_lease.worker.entry_table import EntryTable
 from celery_lease.worker.intake import Intake
 from celery_lease.worker.outbox import Outbox
+from celery_lease.worker.telemetry import log_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

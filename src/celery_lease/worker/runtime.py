@@ -24,19 +24,19 @@ from celery_lease.celery_patches.silent_broker import bound_end
 from celery_lease.celery_patches.unheard_starts import keep_sent_jobs
 from celery_lease.celery_patches.unwatched_processes import watch_again
 from celery_lease.core.clock import SystemClock
-from celery_lease.worker import compat, exports, parts, pools, shutdown_patches, telemetry
-from celery_lease.worker.about import log_start
+from celery_lease.worker import compat, parts, pools, shutdown_patches, telemetry
 from celery_lease.worker.backup_control import REST, BackupControl
 from celery_lease.worker.drain import Drain
 from celery_lease.worker.keeper import Keeper
 from celery_lease.worker.keys import KeyFinder
 from celery_lease.worker.policies import Policies
-from celery_lease.worker.progress import Publisher
 from celery_lease.worker.reaper import Reaper
 from celery_lease.worker.registry import LeaseRegistry
 from celery_lease.worker.service import Service
 from celery_lease.worker.shutdown import SILENCE, Shutdown
-from celery_lease.worker.telemetry import Telemetry
+from celery_lease.worker.telemetry import Telemetry, exports
+from celery_lease.worker.telemetry.about import log_start
+from celery_lease.worker.telemetry.progress import Publisher
 from celery_lease.worker.watchdog import Watchdog
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from celery_lease.brokers.connection import leasing
 from celery_lease.celery_patches.passing_refusals import reconnect_after
 from celery_lease.core.errors import LeaseError
 from celery_lease.worker import access, compat, crashes
-from celery_lease.worker.about import introduction, log_uncovered
 from celery_lease.worker.policies import Policies
 from celery_lease.worker.pools.prefork import forks_its_pool, inherits_memory
 from celery_lease.worker.queues import check_names
 from celery_lease.worker.runtime import Runtime
+from celery_lease.worker.telemetry.about import introduction, log_uncovered
 
 if TYPE_CHECKING:
     from celery.worker import WorkController

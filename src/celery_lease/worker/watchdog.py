@@ -24,10 +24,11 @@ from celery_lease.board import Outcome, spans
 from celery_lease.board.spans import Span
 from celery_lease.core.lease import State
 from celery_lease.core.policy import Mode, OnLost
-from celery_lease.worker import crashes, log_messages
+from celery_lease.worker import crashes
 from celery_lease.worker.diagnosis import Doing
 from celery_lease.worker.entries import Ending
 from celery_lease.worker.keeper import REST_WAIT
+from celery_lease.worker.telemetry import log_messages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

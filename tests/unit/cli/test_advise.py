@@ -18,8 +18,8 @@ from celery_lease.core.policy import Mode
 from celery_lease.core.stats import MOST_PAIRS, OTHERS
 from celery_lease.settings.conf import Spelling
 from celery_lease.task.task import lease_options
-from celery_lease.worker import about
 from celery_lease.worker.entries import Ending
+from celery_lease.worker.telemetry import about
 from unit.fake_broker import POLICY
 
 if TYPE_CHECKING:

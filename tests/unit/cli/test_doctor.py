@@ -33,7 +33,7 @@ from celery_lease.core.findings import Finding, Severity, error, notice, ok, war
 from celery_lease.core.offset import Offset
 from celery_lease.settings import LeaseConfigError, Settings
 from celery_lease.task import mapping
-from celery_lease.worker.about import versions
+from celery_lease.worker.telemetry.about import versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from celery_lease import probe
 from celery_lease.cli.health import health
 from celery_lease.health_server import HealthServer
-from celery_lease.worker.health import WorkerHealth
+from celery_lease.worker.telemetry.health import WorkerHealth
 from harness.waiting import free_port
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from celery_lease.core.policy import Mode, OnLost
 from celery_lease.observability import LeaseLogFilter
 from celery_lease.observability.logs import NONE
 from celery_lease.task.current import entered
-from celery_lease.worker import log_messages
 from celery_lease.worker.diagnosis import Diagnosis, Doing
 from celery_lease.worker.reaper import Reaper
+from celery_lease.worker.telemetry import log_messages
 from unit.fake_broker import POLICY, Bench
 from unit.leased import LeasedRun
 

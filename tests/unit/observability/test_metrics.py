@@ -27,7 +27,8 @@ from celery_lease.observability import otel
 from celery_lease.observability.metrics import ENDINGS, METRICS, Kind
 from celery_lease.observability.prometheus import LeaseCollector, page
 from celery_lease.standalone.consumer import LeaseConsumer
-from celery_lease.worker import exports, telemetry as telemetry_module
+from celery_lease.worker import telemetry as telemetry_module
+from celery_lease.worker.telemetry import exports
 from harness.memory import empty_memory
 from unit.fake_broker import Bench
 from unit.fakes import FakeClock

@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from celery_lease.observability import otel_traces
-from celery_lease.worker import exports
 from celery_lease.worker.entries import Ending
+from celery_lease.worker.telemetry import exports
 from unit.fake_broker import Bench
 
 if TYPE_CHECKING:

@@ -319,7 +319,7 @@ def test_log_lines_that_are_explained_exist(line: str, level: str) -> None:
 def test_every_notice_of_the_worker_is_explained() -> None:
     """What operators read about leases is in the runbook."""
     explained = {line for line, _ in LINES}
-    tree = ast.parse((SOURCE / "worker" / "log_messages.py").read_text())
+    tree = ast.parse((SOURCE / "worker" / "telemetry" / "log_messages.py").read_text())
     calls = [
         node.args[0]
         for node in ast.walk(tree)

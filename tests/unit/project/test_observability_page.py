@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from celery_lease.observability.metrics import ENDINGS, METRICS, REASONS
-from celery_lease.worker import stats
 from celery_lease.worker.entries import Ending
+from celery_lease.worker.telemetry import stats
 
 TEXT = (Path(__file__).parents[3] / "docs" / "observability.md").read_text()
 

@@ -21,9 +21,9 @@ from celery_lease.core.delivery import Answer
 from celery_lease.core.loss import LossReason
 from celery_lease.core.policy import LeasePolicy, Mode
 from celery_lease.installation import CONSUMER_STEP, WORKER_STEP
-from celery_lease.worker.about import log_uncovered
 from celery_lease.worker.entries import Ending
 from celery_lease.worker.policies import Policies
+from celery_lease.worker.telemetry.about import log_uncovered
 from unit.fake_broker import Bench
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from celery_lease.core.findings import Finding, notice, ok, warning
 from celery_lease.core.words import counted, page, plain
-from celery_lease.worker.about import versions
+from celery_lease.worker.telemetry.about import versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

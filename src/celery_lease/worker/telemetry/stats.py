@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from celery_lease.core.delivery import Answer, Reaped
     from celery_lease.core.lease import Lease
     from celery_lease.worker.entries import LeaseEntry
-    from celery_lease.worker.trail import Trail
+    from celery_lease.worker.telemetry.trail import Trail
 
 #: Events that wait for the main loop; it sends them at least once a second while it turns.
 MOST_NEWS = 10_000

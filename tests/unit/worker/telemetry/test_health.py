@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_lease.health_server import MOST_CLIENTS, REQUEST_TIMEOUT, HealthServer
-from celery_lease.worker.health import DEAD, LATE, WorkerHealth, health_of
 from celery_lease.worker.intake import Intake
+from celery_lease.worker.telemetry.health import DEAD, LATE, WorkerHealth, health_of
 from harness.waiting import eventually
 from unit.fakes import FakeClock
 

@@ -10,8 +10,8 @@ from celery import Celery
 from kombu import Connection
 
 from celery_lease import LeasedTask, settings
-from celery_lease.worker.about import log_start
 from celery_lease.worker.policies import Policies
+from celery_lease.worker.telemetry.about import log_start
 
 
 @pytest.mark.parametrize(

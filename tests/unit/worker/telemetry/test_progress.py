@@ -10,7 +10,7 @@ from celery import states
 
 from celery_lease import LeasedTask, ToolContext
 from celery_lease.board import CLOSED, PUBLISHING, Board, Outcome, publishing
-from celery_lease.worker.progress import Publisher
+from celery_lease.worker.telemetry.progress import Publisher
 from unit.fake_broker import Bench
 from unit.fakes import PATIENCE
 from unit.leased_runs import Delivery, make_app

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from celery_lease.worker.entries import LeaseEntry
     from celery_lease.worker.reaper import ReaperStats
     from celery_lease.worker.registry import LeaseRegistry
-    from celery_lease.worker.stats import LeaseStats
+    from celery_lease.worker.telemetry.stats import LeaseStats
     from celery_lease.worker.watchdog import Watchdog
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from celery_lease import board as beatboard
 from celery_lease.board import Board
 from celery_lease.worker import control
-from celery_lease.worker.report import describe
+from celery_lease.worker.telemetry.report import describe
 from unit.fakes import PATIENCE
 
 if TYPE_CHECKING:
