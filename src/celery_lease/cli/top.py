@@ -25,7 +25,7 @@ from celery_lease.core.clock import SystemClock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from celery_lease.view import LeaseRow, View
+    from celery_lease.view import View
 
 #: Lines of a screen without leases: headline, column names, number of further leases.
 FRAME = 3
@@ -120,22 +120,15 @@ def _print_again_and_again(watch: Screen, sort: str, lines: int | None) -> None:
 
 
 def _print(watch: Screen, sort: str, lines: int | None) -> None:
-    view = watch.look()
+    view, now = watch.look(), SystemClock().wall().timestamp()
     found = rows.in_order(view.all_rows, sort)
-    height = shutil.get_terminal_size().lines - FRAME
-    most = lines or (max(1, height) if sys.stdout.isatty() else len(found))
+    size = shutil.get_terminal_size() if sys.stdout.isatty() else None
+    most = lines or (max(1, size.lines - FRAME) if size else len(found))
+    cells: Sequence[Sequence[str]] = [rows.cells(row, now) for row in found[:most]]
+    if size:
+        cells = rows.shortened(cells, size.columns, (row.id for row in found))
     click.echo(watch.headline(view))
-    cells = _cells(found, most)
-    wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in rows.text(cells, wide, watch.steady.grow(cells)):
+    for line in rows.text(cells, size and size.columns, watch.steady.grow(cells)):
         click.echo(line)
     if more := max(0, len(found) - most) + view.more_parked:
         click.echo(f"and {more} more")
-
-
-def _cells(found: Sequence[LeaseRow], most: int) -> Sequence[Sequence[str]]:
-    now = SystemClock().wall().timestamp()
-    cells = [rows.cells(row, now) for row in found[:most]]
-    if not sys.stdout.isatty():
-        return cells
-    return rows.shortened(cells, shutil.get_terminal_size().columns, (row.id for row in found))

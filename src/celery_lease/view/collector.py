@@ -21,10 +21,6 @@ FORGET = 15.0
 LISTED = 200
 
 
-def _none_listed(_: int) -> Sequence[Recorded]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
     """The sources of a view; each may be missing."""
@@ -39,7 +35,7 @@ class Sources:
     #: Counts the messages of each queue that wait for an exclusive key.
     parked: Callable[[], Mapping[str, int]] = dict
     #: Returns the first of them of each key, at most so many.
-    first_parked: Callable[[int], Sequence[Recorded]] = _none_listed
+    first_parked: Callable[[int], Sequence[Recorded]] = lambda _: ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,6 +122,11 @@ class LeaseRow:
             return "odd"
         return "good" if self.state == "running" else "calm"
 
+    @property
+    def is_soon(self) -> bool:
+        """Whether the lease has little time left."""
+        return 0 < self.remaining < self.extension * SOON
+
     def has_text(self, text: str) -> bool:
         """Whether a reader's filter finds *text* in it."""
         said = (self.task, self.id, self.shown_as, self.worker, self.queue, self.state, self.key)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from celery_lease.cli import rows
-from celery_lease.view.row import SOON
 from celery_lease.web.rates import seconds_left
 
 if TYPE_CHECKING:
@@ -75,22 +74,14 @@ class Query:
             (not self.task or row.task == self.task)
             and (not self.worker or self.worker in (row.shown_as, row.worker, row.hostname))
             and (not self.queue or row.queue == self.queue)
-            and (not self.state or self.state == state_of(row) or self._is_soon(row))
+            and (self.state in ("", state_of(row)) or (self.state == EXPIRES_SOON and row.is_soon))
             and row.has_text(self.q)
         )
-
-    def _is_soon(self, row: LeaseRow) -> bool:
-        return self.state == EXPIRES_SOON and is_soon(row)
 
 
 def state_of(row: LeaseRow) -> str:
     """Return a state without its reason, for a filter."""
     return rows.state(row).partition(":")[0]
-
-
-def is_soon(row: LeaseRow) -> bool:
-    """Whether a lease has little time left."""
-    return 0 < row.remaining < row.extension * SOON
 
 
 def chosen(look: Look, query: Query) -> Sequence[LeaseRow]:
@@ -112,7 +103,7 @@ def choices(look: Look) -> Mapping[str, Mapping[str, int]]:
             "queue": Counter(row.queue for row in every),
             "worker": Counter(row.shown_as for row in every if row.shown_as),
         }
-        counted["state"][EXPIRES_SOON] = sum(map(is_soon, every))
+        counted["state"][EXPIRES_SOON] = sum(row.is_soon for row in every)
         return {
             name: dict(sorted((k, v) for k, v in each.most_common(OFFERED) if v))
             for name, each in counted.items()
@@ -129,16 +120,6 @@ class Shown:
     cells: Mapping[str, str]  #: the texts of ``top``, by column
     rate: float | None  #: the rate of its progress, per second
     left: float | None  #: seconds until it is done, at that rate
-
-    @property
-    def kind(self) -> str:
-        """The style of its state."""
-        return self.row.kind
-
-    @property
-    def soon(self) -> bool:
-        """Whether the lease has little time left."""
-        return is_soon(self.row)
 
     @property
     def share(self) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cache, cached_property
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,8 @@ from starlette.responses import HTMLResponse, JSONResponse
 from celery_lease import brokers
 from celery_lease.cli import rows
 from celery_lease.cli.broker import reached
+from celery_lease.cli.dead import when as iso
+from celery_lease.cli.story import when
 from celery_lease.cli.workers import asker
 from celery_lease.core.words import counted
 from celery_lease.web.watch import PageWatch, Shared
@@ -58,7 +59,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"span": rows.span, "iso": _iso, "utc": _utc, "clean": _clean}
+    made.filters |= {"span": rows.span, "iso": iso, "utc": when, "clean": _clean}
     made.filters["marked"] = _marked
     made.globals |= {"counted": counted}
     return made
@@ -136,14 +137,6 @@ def as_json(document: Any, status: int = 200) -> Response:
 def trouble_of(exc: click.ClickException) -> str:
     """Return the text of an error in one line."""
     return " ".join(exc.format_message().split())
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
-def _utc(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _marked(text: str) -> Markup:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from starlette.concurrency import run_in_threadpool
 
+from celery_lease.cli import rows
 from celery_lease.cli.cancel import RANKS, outcome
 from celery_lease.cli.dead import chosen_of, opened
 from celery_lease.cli.hand_over import outcomes
@@ -77,7 +78,7 @@ class Writes:
                 request.scope["lease_user"] or "somebody",
                 _client(request),
                 "" if good else "not done: ",
-                _one_line(line),
+                rows.printable(line),
             )
         if len(lines) > NAMED:
             logger.warning("%s: and %d more", self.write.name, len(lines) - NAMED)
@@ -91,10 +92,6 @@ class Writes:
 
 def _client(request: Request) -> str:
     return request.client.host if request.client else "an unknown address"
-
-
-def _one_line(text: str) -> str:
-    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def _cancel(site: Site, ids: Sequence[str], _every: bool) -> list[tuple[str, bool]]:
