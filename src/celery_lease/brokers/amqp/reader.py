@@ -75,11 +75,17 @@ class Reader:
         self.has_ended = False  #: nothing more can be read
 
     def read(self, timeout: float | None = None) -> Any:
-        """Read and handle the next frame; replaces the connection's ``blocking_read``."""
+        """Read and handle the next frame; replaces the connection's ``blocking_read``.
+
+        After a heartbeat or an answer py-amqp would wait for the whole timeout again, and where one
+        comes more often than that, a loop that waits would never look at anything else.
+        """
         with self._lock:
             self._reads += 1
             frame = self._frames.popleft() if self._frames else self._heard(self._receive(timeout))
-        return None if frame is None else self._connection.on_inbound_frame(frame)
+        if frame is None:
+            return True
+        return self._connection.on_inbound_frame(frame) or frame[0] == HEARTBEAT
 
     def catch_up(self) -> None:
         """Handle the frames that were read ahead, for a waiting event loop. In its thread only."""

@@ -46,7 +46,7 @@ class Connection(FakeConnection):
 
     def on_inbound_frame(self, frame: Frame) -> bool:
         self.handled.append(frame)
-        return True
+        return frame[0] != HEARTBEAT
 
     def arrive(self, *frames: Frame) -> None:
         for kind, channel, payload in frames:
@@ -138,10 +138,25 @@ def test_an_answer_confirms_the_channel_it_came_on_and_is_shown_to_nobody(
     assert reader.confirm([answered, other], 0.05) == set()
     assert answered.frames == [(spec.Channel.Flow, True)]
     connection.arrive(method(spec.Channel.FlowOk, b"\1"))
-    assert reader.read(1.0) is None
+    assert reader.read(1.0)
     connection.arrive(method(spec.Channel.FlowOk, b"\1"))
     assert reader.confirm([answered, other], 0.2) == {answered}
     assert not connection.handled
+
+
+@pytest.mark.parametrize("frame", [(HEARTBEAT, 0, b""), method(spec.Channel.FlowOk, b"\1")])
+def test_a_wait_for_events_ends_with_a_frame_that_is_no_event(
+    connection: Connection, reader: Reader, frame: Frame
+) -> None:
+    """By py-amqp alone it would begin anew, and with one in each timeout never end.
+
+    The main loop of a green worker waits so, and looks only afterwards whether it has to stop.
+    """
+    assert connection.blocking_read == reader.read  # type: ignore[attr-defined]
+    connection.arrive(frame)
+    amqp.Connection.drain_events(connection, 1.0)
+    with pytest.raises(TimeoutError):
+        amqp.Connection.drain_events(connection, 0.01)
 
 
 def test_a_new_channel_is_asked_anew(connection: Connection, reader: Reader) -> None:
