@@ -131,7 +131,7 @@ def api(session: nox.Session) -> None:
 @nox.session(python="3.11")
 def windows(session: nox.Session) -> None:
     """What works on Windows, there or as if."""
-    session.install("-e", ".[pytest]")
+    session.install("-e", ".[pytest]", "pytest-timeout")  # its option is in pyproject.toml
     session.run(*PYTEST, "-q", "--noconftest", "tests/unit/project/test_platforms.py")
 
 

@@ -24,7 +24,7 @@ BEFORE = (
         "celery.concurrency.solo",
     ),
     *("celery.concurrency.thread", "kombu.transport.memory", "kombu.transport.redis"),
-    *("kombu.transport.SQS", "pytest", "sse_starlette"),
+    *("kombu.transport.SQS", "multiprocessing.connection", "pytest", "sse_starlette"),
 )
 MODULES = ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty")
 NAMES = {
