@@ -738,3 +738,11 @@ def test_how_long_a_task_runs_by_now_is_read_from_celerys_own_answer() -> None:
     found = survey._running(active)
     assert (list(found), round(found["a"], -1)) == (["a"], 500)
     assert survey._running(None) == {}
+
+
+def test_each_subject_is_one_part_of_the_report() -> None:
+    """Where its findings were made apart, too: the order is that of each one's first."""
+    found = [ok("tasks.a", "one"), ok("leases.b", "two"), ok("tasks.c", "three")]
+    text = list(lines(Report(app="proj", broker="memory://", findings=found)))
+    assert [each for each in text if each in {"tasks", "leases"}] == ["tasks", "leases"]
+    assert text.index("  ok       one") + 1 == text.index("  ok       three")

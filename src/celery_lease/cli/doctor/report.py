@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -103,10 +102,12 @@ def lines(report: Report) -> Iterator[str]:
     yield report.summary
 
 
-def by_subject(findings: Iterable[Finding]) -> Iterator[tuple[str, list[Finding]]]:
-    """Group findings by the first part of their check's name."""
-    for subject, group in groupby(findings, lambda each: each.check.partition(".")[0]):
-        yield subject, list(group)
+def by_subject(findings: Iterable[Finding]) -> Iterable[tuple[str, list[Finding]]]:
+    """Group findings by the first part of their check's name, in the order of the first of each."""
+    groups: dict[str, list[Finding]] = {}
+    for each in findings:
+        groups.setdefault(each.check.partition(".")[0], []).append(each)
+    return groups.items()
 
 
 def rendered(report: Report) -> RenderableType:
