@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +56,7 @@ if not os.environ.get(PLAIN):
         name="benchmark.keyed",
         bind=True,
         base=LeasedTask,
-        lease_key=lambda: uuid.uuid4().hex,
+        lease_key="one",
         ignore_result=True,
     )
     def keyed(_self: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
+import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,12 +81,16 @@ class Scene:
         """Start a worker of the benchmarks' tasks and return it ready."""
         return self.fleet.start(self.setup, WorkerOptions(module=MODULE, **options))
 
-    def publish(self, task: str, count: int, *args: Any, queue: str = "celery") -> None:
-        """Send a task some times, over one connection."""
+    def publish(
+        self, task: str, count: int, *args: Any, queue: str = "celery", keyed: bool = False
+    ) -> None:
+        """Send a task some times, over one connection; *keyed*: each with a key of its own."""
         app = self.setup.app()
+        options: dict[str, Any] = {"queue": queue, "ignore_result": True}
         with app.producer_or_acquire() as producer:
             for _ in range(count):
-                app.send_task(task, args, queue=queue, producer=producer, ignore_result=True)
+                headers = {"lease_key": uuid.uuid4().hex} if keyed else None
+                app.send_task(task, args, producer=producer, headers=headers, **options)
 
     def waiting(self, queue: str = "celery") -> int:
         """Return how many messages wait in a queue."""

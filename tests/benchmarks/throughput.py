@@ -79,7 +79,7 @@ def drain(
     scene: Scene, worker: Worker, drains: Drains, *, kind: str, queue: str, count: int
 ) -> None:
     """Let a worker empty a queue, timed from its first message to its last acknowledgement."""
-    scene.publish(f"benchmark.{kind}", count, queue=queue)
+    scene.publish(f"benchmark.{kind}", count, queue=queue, keyed=kind == "keyed")
     control = scene.setup.app().control
     one: dict[str, Any] = {
         "destination": [worker.hostname],

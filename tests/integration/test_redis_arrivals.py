@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from celery_lease.core.delivery import Answer
+from celery_lease.core.keys import Exclusive, Verdict
 from harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -95,6 +97,28 @@ def test_a_channel_claims_in_the_call_that_takes_the_message(
     publish(bench, "d")
     desk.receive(1)
     assert claimed(desk)[3:] == [True]
+
+
+def test_a_free_key_is_no_reason_to_claim_again(bench: Bench, client: redis.Redis) -> None:
+    """An expiry, another key and another limit are; the records have the same fields."""
+    desk, free = worker(bench, prefetch=9), Exclusive(key="k", limit=1)
+    terms, wanted = desk.holder.terms, {"a": free, "b": free, "c": replace(free, expires=9e9)}
+    wanted |= {"d": replace(free, key="other"), "e": replace(free, limit=2)}
+
+    def keyed(message: Any) -> Any:
+        return replace(terms(message), exclusive=wanted[message.headers["id"]])
+
+    desk.holder.terms = keyed  # type: ignore[method-assign]
+    publish(bench, *"abcde", lease_key="k")
+    messages = desk.receive(5)
+    assert claimed(desk) == [False, True, False, False, False]
+    first, second = (record(client, each) for each in messages[:2])
+    assert first["exclusive"] == second["exclusive"]
+    assert desk.driver.take_key(messages[1].claim.tag).verdict is Verdict.HELD
+    assert desk.driver.take_key(messages[0].claim.tag).verdict is Verdict.PARKED
+    desk.driver.complete([messages[1].claim.tag])
+    assert record(client, messages[2])["exclusive"]["expires"] == 9e9
+    assert client.zcard("unacked.holders.k") == 0
 
 
 @pytest.mark.parametrize("orderly", [True, False])

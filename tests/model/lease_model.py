@@ -132,10 +132,15 @@ class LeaseModel:
         """Take a first delivery under a lease at once; its task has not begun."""
         text = self._pop()
         expiry = self.now + seconds
-        self.records[tag] = Record(expiry, self._next_token(), 1, 0, waits=True)
+        want = self.wants.get(text.message)
+        self.records[tag] = Record(expiry, self._next_token(), 1, 0, waits=True, want=want)
         self.index[tag], self.nonces[text.message] = expiry, int(tag.partition("#")[2])
         self.held[tag] = text._replace(deliveries=1, losses=1)
         return text
+
+    def may_arrive_claimed(self, want: Want | None) -> bool:
+        """Whether its key was taken by fewer than may hold it, expired leases included."""
+        return want is None or len(self.holders[want.key]) < want.limit
 
     def fetch(self, nonce: int) -> Text:
         text = self._pop()

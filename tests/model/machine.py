@@ -102,7 +102,7 @@ class LeaseMachine(RuleBasedStateMachine):
         message = f"m{len(self.published)}"
         self.published.append(message)
         self.model.wants[message] = want
-        self.stage.publish(message, *home)
+        self.stage.publish(message, *home, want and want.key)
         self.model.publish(message, home)
         if failed and self.model.waiting == 1:
             self.deliver(worker=0, seconds=10)
@@ -158,20 +158,23 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.waiting)
     @rule(seconds=leases, heard=st.booleans())
     def a_busy_worker_takes_it(self, seconds: float, *, heard: bool) -> None:
-        """A first delivery is claimed as it arrives, and no other."""
+        """A first delivery is claimed as it arrives, unless its key is taken, and no other."""
         place = self.model.next_place()
         assert place is not None
         text, nonce = self.model.queues[place][-1], self.model.hand_out()
-        is_first = self.stage.is_new(place)
+        want = self.model.wants[text.message]
+        is_first = self.stage.is_new(place) and self.model.may_arrive_claimed(want)
         tag = f"{text.message}#{nonce:012d}" if is_first else f"arrival#{nonce}"
-        said = self.stage.take(tag, '"w"', TASK, seconds, "other", 99)
+        keys = (want.limit, want.busy) if want else (0, "")
+        said = self.stage.take(tag, '"w"', TASK, seconds, *keys, "other", 99, 1, "drop")
         assert said is not None
         if not is_first:
             self.model.arrive(tag)
             agree("not claimed", len(said), 2)
             return
         self.model.arrive_claimed(tag, seconds)
-        agree("claimed", said[2:], [str(self.model.token), TASK, text.message, text.message])
+        line = [want.key, str(place[1])] if want else []
+        agree("claimed", said[2:], [str(self.model.token), TASK, *[text.message] * 2, *line])
         if heard:
             self.tags.append(tag)
             self.tokens[text.message].append(self.model.token)

@@ -76,6 +76,9 @@ MUTANTS = [
         "string.sub(text, 1, #COUNTED) ~= COUNTED",
         "true",
     ),
+    Mutant("whoever holds its key", "arrive", "count >= limit", "false"),
+    Mutant("it needs no key", "arrive", "    .. exclusive\n", ""),
+    Mutant("any priority", "arrive", "\"00' .. priority .. '.1\"", '"000.1"'),
     Mutant("its delivery does not count", "arrive", "(kept or text)", "text"),
     Mutant("it began as it arrived", "arrive", '"waits": true, ', ""),
     Mutant(

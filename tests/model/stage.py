@@ -157,9 +157,11 @@ class Stage:
     def _key(self, queue: str, priority: int) -> str:
         return f"{self.prefix}{self.channel._q_for_pri(queue, priority)}"
 
-    def publish(self, message: str, queue: str = "q", priority: int = 0) -> None:
+    def publish(
+        self, message: str, queue: str = "q", priority: int = 0, key: str | None = None
+    ) -> None:
         with mock.patch.object(self.channel, "_next_delivery_tag", return_value=message):
-            headers = {"task": TASK, "id": message}
+            headers = {"task": TASK, "id": message, **({"lease_key": key} if key else {})}
             where = {"exchange": "", "routing_key": queue, "priority": priority}
             self._producer.publish(message, headers=headers, **where)
 

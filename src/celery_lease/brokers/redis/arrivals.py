@@ -1,8 +1,8 @@
 """Claims first deliveries as they arrive, in the same call.
 
 A channel that expects a message, as the last look found one or the server notified it of one, names
-in its look the tasks that it has leased last, and for how long. The script claims a first delivery
-of one of them. It searches the message's text for the facts that the claim needs, and decodes
+in its look the tasks that it has leased last, for how long, and under what exclusive keys. The
+script claims a first delivery of one of them whose key is free. It searches the message's text for the facts that the claim needs, and decodes
 nothing; they are compared here with the message as kombu has decoded it. Where they differ, or the
 message is to have another lease, it is claimed again as any other.
 
@@ -13,20 +13,31 @@ stopped or killed meanwhile, the message that came goes back in seconds and not 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_lease.core.delivery import Claim
 
 if TYPE_CHECKING:
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Terms
+    from celery_lease.core.keys import Exclusive
 
 #: What a record says about a lease that the script can claim.
 ABOUT = {"task", "id", "worker"}
+#: What is named of the keys of a task without any: how many may hold one, and what they do if not.
+NO_KEYS = (0, "")
 #: The most tasks that are named.
 KNOWN = 8
 #: The part of a lease after which a message is claimed again: the lease counts from the look.
 STALE = 0.1
+
+
+class _Usual(NamedTuple):
+    """What the script is told of a task."""
+
+    seconds: float  #: of its lease
+    limit: int  #: of its keys; 0: it has none
+    busy: str
 
 
 class Unheard:
@@ -44,16 +55,16 @@ class Arrivals:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._worker = ""
-        self._seconds: dict[str, float] = {}  # of a lease, by task
+        self._usual: dict[str, _Usual] = {}  # by task
         self._args: list[Any] = []  # the script's, which name these
-        self._named: dict[str, float] = {}  # those of the look under way, or answered last
+        self._named: dict[str, _Usual] = {}  # those of the look under way, or answered last
         self._named_at = 0.0  # clock reading
         self._asks = False  # it is not answered
-        self._read: list[str] = []  # the token of its claim, the task, its id, the publisher's tag
+        self._read: list[str] = []  # token, task, id, publisher's tag, key, priority
 
     def args(self, *, expects: bool) -> list[Any]:
         """Return the script's arguments for a look; none if it is to claim nothing."""
-        self._named = self._seconds if expects else {}
+        self._named = self._usual if expects else {}
         self._named_at, self._read = self._clock.now(), []
         self._asks = bool(self._named)
         return self._args if expects else []
@@ -69,32 +80,37 @@ class Arrivals:
 
     def learn(self, terms: Terms) -> None:
         """Name the task of these terms from now on."""
-        if terms.exclusive is not None or not terms.waits or set(terms.about) != ABOUT:
+        if not terms.waits or set(terms.about) != ABOUT:
             return
         task, self._worker = terms.about["task"], terms.about["worker"]
-        if self._seconds.get(task) != terms.seconds:
-            others = [each for each in self._seconds.items() if each[0] != task]
-            self._seconds = dict([*others[1 - KNOWN :], (task, terms.seconds)])
-            pairs = [each for pair in self._seconds.items() for each in pair]
-            self._args = [json.dumps(self._worker), *pairs]
+        usual = _Usual(terms.seconds, *_keys_of(terms.exclusive))
+        if self._usual.get(task) != usual:
+            others = [each for each in self._usual.items() if each[0] != task]
+            self._usual = dict([*others[1 - KNOWN :], (task, usual)])
+            facts = [each for name, known in self._usual.items() for each in (name, *known)]
+            self._args = [json.dumps(self._worker), *facts]
 
-    def claim(self, tag: str, queue: str, published: object, terms: Terms) -> Claim | None:
+    def claim(
+        self, tag: str, queue: str, published: object, priority: int, terms: Terms
+    ) -> Claim | None:
         """Return the script's claim of the message at hand; None: it is to be claimed.
 
         Args:
             tag: The tag of the look.
             queue: The queue of the message.
             published: The publisher's tag.
+            priority: The message's.
             terms: The terms on which it is to be taken.
         """
         if not self._read:
             return None
-        token, task, task_id, name = self._read
+        token, task, task_id, name, *line = self._read
+        usual = self._named[task]
         if (
             name != published
             or terms.about != {"task": task, "id": task_id, "worker": self._worker}
-            or terms.seconds != self._named[task]
-            or terms.exclusive is not None
+            or usual != (terms.seconds, *_keys_of(terms.exclusive))
+            or line != _line_of(terms.exclusive, priority)
             or self._clock.now() - self._named_at > terms.seconds * STALE
         ):
             return None
@@ -107,3 +123,15 @@ class Arrivals:
             asked_at=self._named_at,
             seconds=terms.seconds,
         )
+
+
+def _keys_of(exclusive: Exclusive | None) -> tuple[int, str]:
+    return NO_KEYS if exclusive is None else (exclusive.limit, str(exclusive.on_busy))
+
+
+def _line_of(exclusive: Exclusive | None, priority: int) -> list[str] | None:
+    """Return what the script has to have read for a key; None: it cannot have read all of it."""
+    if exclusive is None:
+        return []
+    is_new = exclusive.expires is None and not exclusive.retried
+    return [exclusive.key, str(priority)] if is_new else None

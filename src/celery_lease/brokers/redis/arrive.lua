@@ -7,9 +7,11 @@
 --       (i it is idle, w it watches, t it takes over, r it renews), the number of
 --       the queue whose bell it heard or 0, and the name of each list's queue; then, if first
 --       deliveries are to be claimed, the worker as JSON and, for tasks that it has leased before,
---       name and seconds of the lease
+--       name, seconds of the lease, how many may hold an exclusive key of it (0: it has none), and
+--       what they do if the key is busy
 -- Returns: the list and the message's text and, if it is claimed, its token and what was read of it:
---       task, id and publisher's tag, for the asker to compare. If there is none, to a channel that
+--       task, id, publisher's tag and, of a task with a key, key and priority, for the asker to
+--       compare. If there is none, to a channel that
 --       polls nil or an error that begins with WRONGTYPE and names a key that is no list; to one that
 --       waits an empty text and, as lines, the numbers of the queues that it watches, how many keys
 --       are no lists, and the error of one of them. Such a key does not keep others from theirs.
@@ -20,8 +22,22 @@
 -- plain kombu sweep can restore it too.
 -- A claim for the usual time, which a busy worker asks for, spares it a second call for nearly every
 -- message. What is read of the text is not decoded: the asker decodes it, and claims it again if it
--- reads something else or needs another lease.
+-- reads something else or needs another lease. A message whose key is busy is not claimed here.
 local COUNTED, HEADERS = '{"lease": "', '"headers": {'
+
+-- Returns what exclusive.lua reads of a message's key, the key and the priority; or nothing, if the
+-- key is busy, or another script has to look at the message.
+local function keyed(text, at, limit, busy)
+  local key = string.match(text, '"lease_key": "([^"\\]+)"', at)
+  local priority = key and string.match(text, '"priority": (%d)[,}]', at)
+  local count = priority and not string.find(text, '"expires": "', at, true)
+    and redis.pcall('ZCARD', KEYS[2] .. '.holders.' .. key)
+  if type(count) ~= 'number' or count >= limit then
+    return nil
+  end
+  return '"exclusive": {"key": "' .. key .. '", "limit": ' .. limit .. ', "busy": "' .. busy
+    .. '", "order": "00' .. priority .. '.1", "place": "", "expires": null}, ', key, priority
+end
 
 -- Returns the seconds of the lease, the fields of its record, the text to be kept, and what the asker
 -- compares; or nothing.
@@ -30,21 +46,31 @@ local function usual(text)
   local at = worker and string.sub(text, 1, #COUNTED) ~= COUNTED
     and string.find(text, HEADERS, 1, true)
   local task = at and string.match(text, '"task": "([^"\\]+)"', at)
-  local seconds
-  for i = 8 + lists, #ARGV, 2 do
-    seconds = ARGV[i] == task and ARGV[i + 1] or seconds
+  local seconds, limit, busy
+  for i = 8 + lists, #ARGV, 4 do
+    if ARGV[i] == task then
+      seconds, limit, busy = ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]
+    end
   end
   local id = seconds and string.match(text, '"id": "([^"\\]+)"', at)
   local name = id and string.match(text, '"delivery_tag": "([^"\\]+)"', at)
   if not name or string.find(text, '\\u[dD][89a-fA-F]', at) then  -- flagged.lua cannot read these
     return nil
   end
+  local exclusive, key, priority = '', nil, nil
+  if limit > 0 then
+    exclusive, key, priority = keyed(text, at, limit, busy)
+    if not key then
+      return nil
+    end
+  end
   local token = next_token()
   local fields = '"token": ' .. token .. ', "since": ' .. string.format('%.3f', now)
     .. ', "waits": true, "task": "' .. task .. '", "id": "' .. id .. '", "worker": ' .. worker
     .. ', "deliveries": 1, "losses": 0, "raw": true, "name": "' .. name .. '", '
+    .. exclusive
   return seconds, fields, '{"lease": "000001:000001", ' .. string.sub(text, 2),
-    {token, task, id, name}
+    {token, task, id, name, key, priority}
 end
 
 -- Record a text that was taken out of a list. Returns what the asker compares, or an error.

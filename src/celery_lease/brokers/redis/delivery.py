@@ -64,7 +64,7 @@ class Delivery:
         info = message.delivery_info
         suffix = f", {dumps(info.get('exchange'))}, {dumps(info.get('routing_key'))}]"
         tag = f"{message.delivery_tag}#{uuid.uuid4().hex[:12]}"
-        line = (_priority(raw), place, replaced)
+        line = (priority_of(raw), place, replaced)
         return cls(tag, key, counted, suffix, queue, deliveries + 1, losses, arrival, *line)
 
     def record(self, terms: Terms) -> str:
@@ -146,7 +146,8 @@ def _line(raw: Mapping[str, Any]) -> tuple[str, str | None]:
     return str(place) if is_place else "", replaced if isinstance(replaced, str) else None
 
 
-def _priority(raw: Mapping[str, Any]) -> int:
+def priority_of(raw: Mapping[str, Any]) -> int:
+    """Return the priority of a kombu payload."""
     try:
         return max(0, min(9, int(raw["properties"]["priority"])))
     except (KeyError, TypeError, ValueError):

@@ -29,6 +29,7 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 
+from celery_lease.brokers.redis.delivery import priority_of
 from celery_lease.brokers.redis.looking import Looks
 from celery_lease.brokers.redis.polling import Polling
 from celery_lease.brokers.redis.refusals import will_pass
@@ -118,7 +119,8 @@ class Receiver:
         if not self.tag:
             return None
         queue, _, tag = self.origin(message)
-        return self._looks.claims.claim(tag, queue, message.delivery_tag, terms)
+        priority = priority_of(message._raw)  # noqa: SLF001
+        return self._looks.claims.claim(tag, queue, message.delivery_tag, priority, terms)
 
     def learn(self, terms: Terms) -> None:
         """Have messages of the same task claimed when they arrive."""
