@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,10 +30,7 @@ class Broker(Protocol):
         """End all connections, if the broker can be asked for it now."""
 
     def pause(self, seconds: float) -> None:
-        """Answer nobody for so long, or until :meth:`resume`."""
-
-    def resume(self) -> None:
-        """End a pause."""
+        """Answer nobody for so long."""
 
     def restart(self) -> None:
         """Kill it, and start it again with its data."""
@@ -56,9 +54,6 @@ class RedisBroker:
     def pause(self, seconds: float) -> None:
         with self.server.client() as client:
             client.client_pause(int(seconds * 1000))
-
-    def resume(self) -> None:
-        """Do nothing: the server ends its pause by itself."""
 
     def restart(self) -> None:
         self.server.restart()
@@ -90,16 +85,16 @@ class PgmqBroker:
         return not self.is_paused
 
     def pause(self, seconds: float) -> None:
-        del seconds  # a stopped process does not go on by itself
         self.is_paused = True
         self.database.server.stop_group()
+        threading.Timer(seconds, self._resume).start()
 
-    def resume(self) -> None:
+    def _resume(self) -> None:
         self.is_paused = False
         self.database.server.cont_group()
 
     def restart(self) -> None:
-        self.resume()
+        self._resume()
         self.database.server.stop_now()
         self.database.server.start()
 

@@ -129,7 +129,6 @@ class Faults:
         with self.calm:
             self.paused_until = time.monotonic() + seconds
             self.broker.pause(seconds)
-        self._later.append((self.paused_until, self.broker.resume))
         return True
 
     def _restart_broker(self) -> bool:

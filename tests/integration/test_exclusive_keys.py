@@ -371,8 +371,7 @@ def test_a_fail_over_leaves_no_parked_message_stuck_or_lost(
     scene.setup = Setup(url, url, CONF | {"broker_transport_options": options})
     scene.setup = scene.setup.having(result_backend_transport_options=options)
     scene.app, scene.client = scene.setup.app(), sentinel_set.master.client(scene.setup.database)
-    for _ in range(2):
-        scene.worker(concurrency=1)
+    scene.worker()
     lines = {key: [f"{key}{number}" for number in range(4)] for key in "ab"}
     for key, (holder, *others) in lines.items():
         extension = {"lease": {"lease_extension": 120}} if key == "a" else {}
@@ -381,6 +380,7 @@ def test_a_fail_over_leaves_no_parked_message_stuck_or_lost(
         for each in others:
             scene.send(each, key, gated=False)
     scene.parked(6)
+    scene.worker()
     sentinel_set.wait_replicated()
     sentinel_set.master.kill()
     scene.open("a0")
