@@ -93,8 +93,13 @@ class Chaos:
             with faults.calm, app.connection_for_write() as connection:
                 if time.monotonic() < faults.paused_until + 0.5:
                     continue
+                # Nothing is declared: a stopped worker may hold what that needs.
                 sent = app.send_task(
-                    "chaos.work", [steps], connection=connection, headers={"lease_key": key}
+                    "chaos.work",
+                    [steps],
+                    connection=connection,
+                    headers={"lease_key": key},
+                    declare=[],
                 )
             self.sent.append(str(sent.id))
             self.keys[str(sent.id)] = key
