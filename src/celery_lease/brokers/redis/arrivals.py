@@ -2,9 +2,10 @@
 
 A channel that expects a message, as the last look found one or the server notified it of one, names
 in its look the tasks that it has leased last, for how long, and under what exclusive keys. The
-script claims a first delivery of one of them whose key is free. It searches the message's text for the facts that the claim needs, and decodes
-nothing; they are compared here with the message as kombu has decoded it. Where they differ, or the
-message is to have another lease, it is claimed again as any other.
+script claims a first delivery of one of them whose key is free. It searches the message's text for
+the facts that the claim needs, and decodes nothing; they are compared here with the message as
+kombu has decoded it. Where they differ, or the message is to have another lease, it is claimed
+again as any other.
 
 Another look names none: where the server does not notify, it waits there, and if the worker is
 stopped or killed meanwhile, the message that came goes back in seconds and not only after a lease.
