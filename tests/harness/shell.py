@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from click.testing import CliRunner
 
 from celery_lease.cli import lease
+from harness.waiting import eventually
 from harness.workers import TESTS
 
 if TYPE_CHECKING:
@@ -58,6 +59,18 @@ class Shell:
         result = self._run(args, **options)
         assert result.exit_code == 0, result.output
         return str(result.output)
+
+    def until(self, words: str, *args: str, within: float = 60.0) -> str:
+        """Repeat a command until it says *words*: a busy worker may answer too late; return all."""
+        said = ""
+
+        def says() -> bool:
+            nonlocal said
+            said = self(*args)
+            return words in said
+
+        eventually(says, within, what=lambda: f"{words!r} in {said[-2000:]}")
+        return said
 
     def result(self, *args: str, **options: Any) -> Any:
         """Run a command and return all of what came of it; no error but click's is expected."""

@@ -262,18 +262,20 @@ def test_top_in_a_pipe_prints_snapshots_until_the_reader_leaves(crowd: Crowd) ->
 
 def test_a_task_is_explained_by_whoever_knows_it(crowd: Crowd) -> None:
     """It runs, or waits behind it; the workers, the broker and the backend are asked."""
-    text = crowd.shell("explain", crowd.running, "-t", "2")
-    assert f"views.work[{crowd.running}] runs on {crowd.worker.hostname}, process " in text
+    text = crowd.shell.until(
+        f"views.work[{crowd.running}] runs on {crowd.worker.hostname}, process ",
+        *("explain", crowd.running, "-t", "2"),
+    )
     assert "working" in text
     assert "unless it beats" in text
-    text = crowd.shell("explain", crowd.waiting[9], "-t", "2")
-    assert f"waits at {crowd.worker.hostname} since" in text
+    waits = f"waits at {crowd.worker.hostname} since"
+    crowd.shell.until(waits, "explain", crowd.waiting[9], "-t", "2")
 
 
 def test_one_of_many_is_cancelled_by_its_id(crowd: Crowd) -> None:
     """A waiting one is gone at once; the others stay."""
     one, other = crowd.waiting[3], crowd.waiting[4]
-    said = crowd.shell("cancel", one, "-t", "2")
+    said = crowd.shell("cancel", one, "-t", "10")
     assert said.strip() == (
         f"views.work[{one}] on {crowd.worker.hostname}: it waited there, and is revoked"
     )
@@ -285,8 +287,8 @@ def test_one_of_many_is_cancelled_by_its_id(crowd: Crowd) -> None:
 
 def test_what_is_sound_is_told_to_be(crowd: Crowd) -> None:
     """By the doctor and the worker's health; nothing is overdue, and nothing dead."""
-    text = crowd.shell("doctor", "--timeout", "2")
-    assert f"1 worker answered: {crowd.worker.hostname}" in text
+    answered = f"1 worker answered: {crowd.worker.hostname}"
+    crowd.shell.until(answered, "doctor", "--timeout", "2")
     port = str(crowd.setup.conf["lease_health_port"])
     assert crowd.shell("health", "--port", port).startswith("ready: ")
     assert crowd.shell("reap", "--dry-run") == "would return 0 messages\n"
@@ -299,12 +301,7 @@ def test_a_group_joins_and_leaves_without_touching_the_leases(crowd: Crowd) -> N
     held = crowd.held
     other = replace(crowd, setup=crowd.setup.having(lease_health_port=None))
     with other.started("lease", "group", "-w", "a=-Q other -c 1") as group:
-        eventually(
-            lambda: f"{held} leases, 2 workers" in crowd.shell("status", "-t", "1"),
-            30,
-            every=0.1,
-            what=lambda: crowd.shell("status", "-t", "1")[-300:],
-        )
+        crowd.shell.until(f"{held} leases, 2 workers", "status", "-t", "2")
         group.send_signal(signal.SIGTERM)
         assert group.wait(20) == 0
     assert crowd.held == held
@@ -318,9 +315,10 @@ def test_a_trace_of_a_drain_shows_its_most_bars_and_counts_the_rest(
     with crowd.started("lease", "trace", "-s", "60", "-o", str(picture)) as trace:
         assert trace.stderr
         assert "recording, 1 worker replied" in trace.stderr.readline()
-        assert crowd.shell("drain", "-t", "2") == f"{crowd.worker.hostname}: draining\n"
+        named = ("-d", crowd.worker.hostname, "-t", "20")
+        assert crowd.shell("drain", *named) == f"{crowd.worker.hostname}: draining\n"
         eventually(lambda: crowd.held == 1, 20, what="all that wait are handed back")
-        crowd.shell("drain", "--resume", "-t", "2")
+        crowd.shell("drain", "--resume", *named)
         eventually(lambda: crowd.held == count, 30, what="all are taken again")
         trace.send_signal(signal.SIGINT)
         out, err = trace.communicate(timeout=30)

@@ -449,9 +449,8 @@ def test_who_waits_is_a_row_of_status_and_of_the_page(scene: Scene, tmp_path: Pa
     assert {row["id"] for row in document["leases"]} == {"a1", "b1"}
     assert {_where(row) for row in document["parked_messages"]} == ROWS
     assert (document["parked"], document["more_parked"]) == ({"celery": 3}, 0)
-    table = shell("status", "-t", "2")
-    assert "position 2 for key k:a" in table
-    assert f"2 leases{scene.workers}\n3 messages parked, waiting for an exclusive key" in table
+    parked = f"2 leases{scene.workers}\n3 messages parked, waiting for an exclusive key"
+    assert "position 2 for key k:a" in shell.until(parked, "status", "-t", "2")
     uses = {use["key"]: use for use in json.loads(run(scene, "--json"))["keys"]}
     parked = _json(shell("explain", "--json", "a3", "-t", "1"))["parked"]
     assert (parked["use"], parked["position"]) == (uses["k:a"], 2)

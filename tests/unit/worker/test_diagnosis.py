@@ -14,6 +14,7 @@ import pytest
 from celery_lease.core.ticket import Ticket
 from celery_lease.worker import diagnosis
 from celery_lease.worker.diagnosis import Diagnosis, Doing
+from harness.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,9 +52,9 @@ def children() -> Iterator[list[Child]]:
 def test_a_busy_process_is_told_with_its_stack(children: list[Child]) -> None:
     """Also while it holds the interpreter and never returns to its loop."""
     children.append(Child(OFFER + BUSY))
-    seen = diagnosis.of_process(children[0].pid)
+    # On a crowded machine it may not run at all in one sample.
+    seen = eventually(lambda: (each := diagnosis.of_process(children[0].pid)).cpu > 0 and each, 30)
     assert seen.doing is Doing.BUSY
-    assert seen.cpu > 0
     assert "in burn" in seen.stack
     assert "busy on CPU" in str(seen)
 
