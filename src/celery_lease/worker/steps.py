@@ -19,6 +19,7 @@ import celery_lease.worker.control  # noqa: F401  (the worker knows its commands
 from celery_lease import brokers, settings
 from celery_lease.board import Board
 from celery_lease.brokers.connection import leasing
+from celery_lease.celery_patches.abandoned_locks import free_abandoned_locks
 from celery_lease.celery_patches.passing_refusals import reconnect_after
 from celery_lease.core.errors import LeaseError
 from celery_lease.worker import access, compat, crashes
@@ -49,6 +50,8 @@ class LeaseSettings(bootsteps.StartStopStep):
         self.board = worker.lease_board = Board.create(named=named)  # type: ignore[attr-defined]
         if forks_its_pool(worker):
             crashes.open_desk(looks=named)
+            if not named:
+                free_abandoned_locks(worker.pool_cls)  # type: ignore[attr-defined]
             gc.collect()
             gc.freeze()
 
