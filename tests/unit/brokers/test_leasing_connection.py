@@ -30,15 +30,12 @@ URLS = [
     "sqs://key:secret@",
     "pgmq://127.0.0.1:1/db",
 ]
-NEEDED = {"sqs": "boto3", "pgmq": "kombu.transport.pgmq"}
+NEEDED = {"sqs": ["boto3"], "pgmq": ["kombu.transport.pgmq", "pgmq"]}
 
 
 def is_here(url: str) -> bool:
-    """Whether the library that a transport needs is installed."""
-    try:
-        return find_spec(NEEDED.get(url.partition(":")[0], "celery_lease")) is not None
-    except ModuleNotFoundError:
-        return False
+    """Whether the libraries that a transport needs are installed."""
+    return all(find_spec(each) for each in NEEDED.get(url.partition(":")[0], ()))
 
 
 def channel_class(connection: Any) -> Any:
