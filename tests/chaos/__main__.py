@@ -35,6 +35,13 @@ DURABLE = {
     "auto-aof-rewrite-percentage": "0",  # the whole history stays readable
 }
 
+#: Kombu reads in a transaction: a worker that is stopped there holds up whoever declares the queue,
+#: and everybody else behind that.
+IDLE = "idle_in_transaction_session_timeout=2s"
+#: Seconds for which a message is hidden whose reader was killed before it could claim it: less
+#: than it takes chaos to give up.
+HIDDEN = 40
+
 
 def main() -> int:
     """Stage it, print the ledger, and what went wrong by task id."""
@@ -85,9 +92,9 @@ def _broker(kind: str, binary: str, home: Path) -> Iterator[Broker]:
     programs = postgres_programs()
     if programs is None:
         raise SystemExit("install PostgreSQL")
-    with PostgresServer(programs).create() as postgres:
+    with PostgresServer(programs, [f"--{IDLE}"]).create() as postgres:
         database = postgres.fresh_database()
-        yield PgmqBroker(database, database.setup(pool_size=1))
+        yield PgmqBroker(database, database.setup(pool_size=1, visibility_timeout=HIDDEN))
 
 
 def _tell(verdict: Verdict) -> None:
