@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from benchmarks.figures import Figure
-from benchmarks.throughput import BUDGET, Drains, drain, median_of_ratios
+from benchmarks.throughput import Drains, drain, in_turn, median_of_ratios
 
 if TYPE_CHECKING:
     from benchmarks.bench import Bench
@@ -41,13 +40,8 @@ def ratio(bench: Bench, pairs: int = 9, count: int = 400) -> Figure:
         worker = scene.worker(concurrency=2)
         for kind in KINDS:
             drain(scene, worker, Drains(), kind=kind, queue=f"warm-{kind}", count=min(count, 200))
-        end = time.perf_counter() + BUDGET
-        for pair in range(pairs):
-            if pair > 1 and time.perf_counter() > end:
-                break
-            for kind in sorted(KINDS, reverse=bool(pair % 2)):
-                queue = f"{kind}-{pair}"
-                drain(scene, worker, drains[kind], kind=kind, queue=queue, count=count)
+        for kind, queue in in_turn(KINDS, pairs):
+            drain(scene, worker, drains[kind], kind=kind, queue=queue, count=count)
     keyed, leased = (drains[kind] for kind in KINDS)
     return Figure(
         name="throughput of no-op tasks with free keys, beside tasks without keys",

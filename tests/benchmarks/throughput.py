@@ -14,6 +14,8 @@ from benchmarks.bench import moment
 from benchmarks.figures import Figure
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from benchmarks.bench import Bench, Scene
     from harness.workers import Worker
 
@@ -44,13 +46,8 @@ def ratio(bench: Bench, pairs: int = 9, count: int = 400) -> list[Figure]:
         workers = {kind: scene.worker(concurrency=2, env=env[kind]) for kind in kinds}
         for kind, worker in workers.items():
             drain(scene, worker, Drains(), kind=kind, queue=f"warm-{kind}", count=min(count, 200))
-        end = time.perf_counter() + BUDGET
-        for pair in range(pairs):
-            if pair > 1 and time.perf_counter() > end:
-                break
-            for kind in sorted(kinds, reverse=bool(pair % 2)):
-                queue = f"{kind}-{pair}"
-                drain(scene, workers[kind], kinds[kind], kind=kind, queue=queue, count=count)
+        for kind, queue in in_turn(kinds, pairs):
+            drain(scene, workers[kind], kinds[kind], kind=kind, queue=queue, count=count)
     return [
         Figure(
             name="throughput of no-op leased tasks, beside plain late-ack tasks",
@@ -69,6 +66,16 @@ def ratio(bench: Bench, pairs: int = 9, count: int = 400) -> list[Figure]:
             digits=2,
         ),
     ]
+
+
+def in_turn(kinds: Iterable[str], pairs: int) -> Iterator[tuple[str, str]]:
+    """Yield kinds in alternating order, each with a queue; fewer *pairs* if they take too long."""
+    end = time.perf_counter() + BUDGET
+    for pair in range(pairs):
+        if pair > 1 and time.perf_counter() > end:
+            break
+        for kind in sorted(kinds, reverse=bool(pair % 2)):
+            yield kind, f"{kind}-{pair}"
 
 
 def median_of_ratios(ours: list[float], theirs: list[float]) -> float:
