@@ -20,8 +20,8 @@
 -- recorded goes back at once; what is not claimed, or taken by a consumer without leases, before the
 -- seconds are over goes back as it came, by a reaper. The text is stored in kombu's form, so that a
 -- plain kombu sweep can restore it too.
--- A claim for the usual time, which a busy worker asks for, spares it a second call for nearly every
--- message. What is read of the text is not decoded: the asker decodes it, and claims it again if it
+-- A claim for the usual time, which a worker that expects a message asks for, spares it a second call
+-- for nearly every message. What is read of the text is not decoded: the asker decodes it, and claims it again if it
 -- reads something else or needs another lease. A message whose key is busy is not claimed here.
 local COUNTED, HEADERS = '{"lease": "', '"headers": {'
 

@@ -78,7 +78,6 @@ class Server:
             redis.RedisError: One had no answer; any of them may or may not have been done.
         """
         script = self._scripts[name]
-
         calls = [("EVALSHA", script.sha, len(keys), *keys, *each) for each in pieces]
 
         def command(client: redis.Redis) -> list[Any]:
@@ -159,7 +158,10 @@ def _unanswered(name: str, questions: int, exc: Exception) -> list[Answer]:
 
 
 def _replies(client: redis.Redis, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Send *calls* together on a *client*'s own connection; return replies and their errors."""
+    """Send *calls* together on a *client*'s own connection; return replies and their errors.
+
+    A pipeline of the client library would take a connection from the pool, without the bound.
+    """
     connection: Any = client.connection
     replies: list[Any] = []
     try:
