@@ -341,6 +341,12 @@ def test_a_user_who_may_only_look_at_a_database_is_told(postgres: PostgresServer
         assert worst(found)[check] == "notice"
         database.execute(about(found, check).partition("As a user who may: ")[2])
         assert worst(look(theirs))[check] == "ok"
+    database.execute("DROP INDEX pgmq.celery_lease_keys_look")
+    found = look(theirs)
+    assert worst(found)["pgmq.keys"] == "notice"
+    (statement,) = re.findall("without a lock: (CREATE INDEX .*)", about(found, "pgmq.keys"))
+    database.execute(statement)
+    assert worst(look(theirs))["pgmq.keys"] == "ok"
     database.execute(f"ALTER DATABASE {database.name} SET default_transaction_read_only = on")
     found = look(setup)
     assert worst(found)["pgmq.role"] == "error"

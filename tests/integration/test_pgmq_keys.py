@@ -8,9 +8,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import (
@@ -23,6 +25,7 @@ from hypothesis.stateful import (
 
 from celery_lease.core.delivery import Answer, Renewal, Terms
 from celery_lease.core.keys import Exclusive, OnBusy, Verdict
+from harness.lease_desk import Bench
 from harness.waiting import eventually
 from harness.workers import WorkerOptions
 
@@ -313,6 +316,52 @@ def test_a_call_whose_key_cannot_be_kept_fails(
         failed.get(timeout=30)
     ledger.wait("end", send("any.work", [0.1]).id)
     assert not ledger.count("start", failed.id)
+
+
+#: As the first version with keys on pgmq made the table.
+OLD = (
+    f"CREATE TABLE {TABLE} (queue text, msg_id bigint, prefix text NOT NULL, key text NOT NULL, "
+    "key_limit int NOT NULL, place bigint, since timestamptz NOT NULL, look_at timestamptz, "
+    "expires float8, read_ct int, read_at timestamptz, name text, task text, id text, worker text, "
+    "deliveries int, losses int, PRIMARY KEY (queue, msg_id)); "
+    f"CREATE INDEX celery_lease_keys_line ON {TABLE} (prefix, key, place)"
+)
+
+
+def indexes(database: Database) -> set[str]:
+    """Return the names of the table's indexes that can be used."""
+    names = "SELECT indexrelid::regclass::text FROM pg_index WHERE indisvalid AND indrelid"
+    return {name for (name,) in database.execute(f"{names} = '{TABLE}'::regclass")}
+
+
+def test_the_table_of_an_older_version_gets_the_index_that_it_lacks(
+    bench: PgmqBench, one: Consumer, two: Consumer, database: Database
+) -> None:
+    """At the start of a worker; if somebody uses the table then, of the next one."""
+    database.execute(OLD)
+    with psycopg.connect(database.dsn) as used:
+        used.execute(f"UPDATE {TABLE} SET since = now()")  # noqa: S608
+        one.driver.keys.make_ready()
+        bench.publish("a")
+        assert one.take(one.tag()) is Verdict.HELD, "no lock is left"
+    assert "pgmq.celery_lease_keys_look" not in indexes(database)
+    two.driver.keys.make_ready()
+    assert "pgmq.celery_lease_keys_look" in indexes(database)
+    assert rows(database) == [("k", "a", False)]
+
+
+def test_a_user_who_may_not_make_the_index_does_without(database: Database) -> None:
+    """``test_doctor`` shows that the doctor has the statement for the table's owner."""
+    role = f"uses_{database.name}"
+    database.execute(f"{OLD}; CREATE ROLE {role} LOGIN; GRANT ALL ON {TABLE} TO {role}")
+    for what in ("SCHEMA", "ALL TABLES IN SCHEMA", "ALL SEQUENCES IN SCHEMA"):
+        database.execute(f"GRANT ALL ON {what} pgmq TO {role}")
+    broker = database.setup().broker.replace("postgres@", f"{role}@")
+    with closing(Bench(broker, database.options())) as theirs:
+        theirs.publish("a")
+        consumer = Consumer(theirs.desk())
+        assert consumer.take(consumer.tag()) is Verdict.HELD
+    assert "pgmq.celery_lease_keys_look" not in indexes(database)
 
 
 class Mixed(Consumer):

@@ -87,6 +87,7 @@ def check(case: Examined) -> Iterator[Finding]:
             yield from _queues(case, queues)
             yield _table(connection, checkpoint, "checkpoints", NO_CHECKPOINTS)
             yield _table(connection, key_statements, "keys", NO_KEYS)
+            yield from _index(connection)
 
 
 @contextmanager
@@ -215,6 +216,21 @@ def _table(
         why,
         f"As a user who may: {module.CREATE}; {module.GRANT} {facts['user']}",
     )
+
+
+def _index(connection: psycopg.Connection[dict[str, Any]]) -> Iterator[Finding]:
+    """Yield a finding if the table of keys is an older version's, without an index of now."""
+    table, index = key_statements.TABLE, key_statements.INDEX
+    is_there = f"SELECT to_regclass('{table}') IS NULL OR to_regclass('{index}') IS NOT NULL AS it"
+    (facts,) = connection.execute(is_there)
+    if not facts["it"]:
+        yield notice(
+            "pgmq.keys",
+            f"{table} has no index {index.partition('.')[2]}",
+            "Each look for parked messages reads the whole table.",
+            "A worker creates it at its start if its user owns the table. As the owner, without a "
+            f"lock: {key_statements.ADD_INDEX}",
+        )
 
 
 def _names(case: Examined, queue: str) -> Iterator[Finding]:

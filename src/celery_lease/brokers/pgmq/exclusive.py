@@ -8,6 +8,7 @@ so are its leases, and the reaper of any worker wakes who waits.
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,10 @@ from celery_lease.brokers.pgmq.key_statements import (
     CREATE,
     DECIDE,
     GRANT,
+    INDEX,
     LOOK,
     MAKE,
+    MAKE_INDEX,
     MESSAGES,
     ORDER,
     PIECE,
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Claim
     from celery_lease.core.keys import Exclusive
+
+logger = logging.getLogger(__name__)
 
 #: Longest wait for an answer, in seconds, unless a lease has less time.
 ANSWER_TIMEOUT = 5.0
@@ -106,10 +111,20 @@ class PgmqKeys:
         if not is_ours:
             self.fault = NoKeyTable(user)
             raise self.fault
-        if not exists:
+        if exists:
+            self._make_index()
+        else:
             self._run(MAKE)
         self._ready = self._exists = True
         self.fault = None
+
+    def _make_index(self) -> None:
+        """Add the index that the table of an older version lacks; without it, looks are slow."""
+        limit, make = MAKE_INDEX
+        try:
+            self._run(limit, then=make)
+        except psycopg.Error as exc:
+            logger.info("index %s not created: %s", INDEX, str(exc).partition("\n")[0])
 
     def decide(
         self, received: Sequence[ReceivedMessage], claims: Sequence[Claim | None]

@@ -38,6 +38,7 @@ LOCK_TIMEOUT = "2s"
 #: Settings, for one transaction: what a script is asked, and its answers.
 ASKS, ANSWERS = "celery_lease.asks", "celery_lease.answers"
 
+_LOOK_INDEX = f"IF NOT EXISTS celery_lease_keys_look ON {TABLE} (look_at) WHERE place IS NOT NULL"
 #: Creates the table, for the error and the documentation, too.
 CREATE = (
     f"CREATE TABLE IF NOT EXISTS {TABLE} (queue text, msg_id bigint, prefix text NOT NULL, "
@@ -45,13 +46,20 @@ CREATE = (
     "look_at timestamptz, expires float8, read_ct int, read_at timestamptz, name text, task text, "
     "id text, worker text, deliveries int, losses int, PRIMARY KEY (queue, msg_id)); "
     f"CREATE INDEX IF NOT EXISTS celery_lease_keys_line ON {TABLE} (prefix, key, place); "
-    f"CREATE INDEX IF NOT EXISTS celery_lease_keys_look ON {TABLE} (look_at) "
-    "WHERE place IS NOT NULL"
+    f"CREATE INDEX {_LOOK_INDEX}"
 )
 #: Lets another user use it.
 GRANT = grant(TABLE)
 MAKE = making(TABLE, CREATE)
 RIGHTS = rights(TABLE)
+#: The index that a table of an older version lacks; the statement for a table in use, which no
+#: transaction can have; and those of a worker, which lock the table for a second at the most.
+INDEX = f"{TABLE}_look"
+ADD_INDEX = f"CREATE INDEX CONCURRENTLY {_LOOK_INDEX}"
+MAKE_INDEX = (
+    sql.SQL("SET LOCAL statement_timeout = '1s'"),
+    making(INDEX, f"CREATE INDEX {_LOOK_INDEX}"),
+)
 
 #: In these texts ``%I`` is the table of a queue. A delivery is $1, $2, $3: id, count, time read.
 _THEIRS = "msg_id = $1 AND read_ct = $2 AND last_read_at = $3 AND vt > ''epoch''"

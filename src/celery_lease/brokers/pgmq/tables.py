@@ -13,7 +13,7 @@ def grant(table: str) -> str:
 
 
 def making(table: str, create: str) -> sql.SQL:
-    """Return the statement that creates a table, in one transaction, unless there is one.
+    """Return the statement that creates a table or an index, in one transaction, if it is missing.
 
     IF NOT EXISTS alone fails where two workers create it at once.
     """
