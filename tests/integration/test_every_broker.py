@@ -33,6 +33,8 @@ MARGIN = 5.0
 REAPER = EXTENSION / 3
 #: A call's options with which a stopping worker waits for the task.
 LONG = {"lease": {"lease_extension": 30}}
+#: Options of a task that has to keep its lease on a busy machine; it outlasts that, too.
+PATIENT = {"lease": {"lease_extension": 2 * EXTENSION}}
 #: Losses that ``any.die`` may have.
 MOST_LOSSES = 2
 
@@ -100,12 +102,15 @@ class Play:
         """Let two workers do all that a task can do, at the same time."""
         for worker in [self.launch(2), self.launch(2)]:
             worker.wait_ready()
+        later: dict[str, Any] = {"countdown": VISIBILITY + 3, "headers": PATIENT}
         tasks = {
-            "long": self.send("work", VISIBILITY + 4.0),
+            "long": self.send("work", VISIBILITY + 4.0, headers=PATIENT),
             "silent": self.send("silent", 60.0),
-            "eta": self.send("work", 0.1, countdown=VISIBILITY + 3),
-            "covered long": self.send("covered_late", VISIBILITY + 4.0),
-            "covered eta": self.send("covered_early", 0.1, countdown=VISIBILITY + 3),
+            "eta": self.send("work", 0.1, **later),
+            "covered long": self.send("covered_late", VISIBILITY + 4.0, headers=PATIENT),
+            "covered eta": self.send(
+                "covered_early", 0.1, countdown=VISIBILITY + 3, headers=PATIENT
+            ),
             "again": self.send("again"),
             # Lost by its process's end alone, however busy the machine is.
             "die": self.send("die", headers=LONG),

@@ -46,8 +46,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stage(valkey: RedisServer, tmp_path: Path) -> Iterator[RelayStage]:
-    """A database whose tasks find out about a loss by themselves."""
-    stage = RelayStage(valkey, tmp_path, lease_watchdog_threshold=300)
+    """A database whose tasks find out about a loss by themselves; a busy worker takes nothing."""
+    conf = {"lease_watchdog_threshold": 300, "worker_prefetch_multiplier": 1}
+    stage = RelayStage(valkey, tmp_path, **conf)
     yield stage
     stage.close()
 

@@ -21,6 +21,7 @@ from celery_lease.board import Board
 from celery_lease.brokers.connection import leasing
 from celery_lease.celery_patches.abandoned_locks import free_abandoned_locks
 from celery_lease.celery_patches.passing_refusals import reconnect_after
+from celery_lease.celery_patches.unnoticed_deaths import notice_all_deaths
 from celery_lease.core.errors import LeaseError
 from celery_lease.worker import access, compat, crashes
 from celery_lease.worker.policies import Policies
@@ -50,6 +51,7 @@ class LeaseSettings(bootsteps.StartStopStep):
         self.board = worker.lease_board = Board.create(named=named)  # type: ignore[attr-defined]
         if forks_its_pool(worker):
             crashes.open_desk(looks=named)
+            notice_all_deaths(worker.pool_cls)  # type: ignore[attr-defined]
             if not named:
                 free_abandoned_locks(worker.pool_cls)  # type: ignore[attr-defined]
             gc.collect()

@@ -162,7 +162,7 @@ def process_gone(entry: LeaseEntry, cause: object, stack: str = "") -> None:
         "task %s[%s]: its process %s ended under it (%s), delivery %d, token %d%s",
         lease.name,
         lease.task_id,
-        entry.pid,
+        entry.pid or "in the pool",  # it has not reported the start
         cause,
         lease.claim.deliveries,
         lease.claim.token,
