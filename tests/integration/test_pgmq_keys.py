@@ -22,6 +22,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from psycopg import sql
 
 from celery_lease.core.delivery import Answer, Renewal, Terms
 from celery_lease.core.keys import Exclusive, OnBusy, Verdict
@@ -30,7 +31,7 @@ from harness.waiting import eventually
 from harness.workers import WorkerOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from harness.brokers import RedisServer
     from harness.lease_desk import Desk
@@ -362,6 +363,67 @@ def test_a_user_who_may_not_make_the_index_does_without(database: Database) -> N
         consumer = Consumer(theirs.desk())
         assert consumer.take(consumer.tag()) is Verdict.HELD
     assert "pgmq.celery_lease_keys_look" not in indexes(database)
+
+
+def park_many(database: Database, count: int, keys: int) -> None:
+    """Let messages wait, each for one of so many keys, ``k`` or ``k1``, ``k2`` and so on."""
+    database.execute(
+        f"""
+        WITH sent AS (
+            INSERT INTO pgmq.q_q (vt, message)
+            SELECT now() + interval '500 s', '{{}}' FROM generate_series(1, %s) RETURNING msg_id
+        ) INSERT INTO {TABLE} (queue, msg_id, prefix, key, key_limit, place, since, look_at, id)
+        SELECT 'q', msg_id, '', coalesce('k' || nullif(msg_id %% %s, 0), 'k'), 1,
+            10000000000000000 + msg_id, now(), now() + interval '1 h', msg_id FROM sent""",  # noqa: S608
+        count,
+        keys,
+    )
+
+
+def rows_read(database: Database, driver: Any, act: Callable[[], object]) -> int:
+    """Return how many rows of the queue and of the table of keys the *driver* reads for an act."""
+    statement = (
+        "SELECT sum(seq_tup_read + idx_tup_fetch)::int FROM pg_stat_user_tables "
+        "WHERE relname IN ('q_q', 'celery_lease_keys')"
+    )
+    ours = "SELECT FROM pg_stat_activity WHERE datname = %s AND application_name = 'celery-lease'"
+
+    def read() -> int:
+        driver.close()  # the server counts at the end of a connection, at the latest
+        eventually(lambda: not database.execute(ours, database.name), what="their ends")
+        return int(database.execute(statement)[0][0])
+
+    before = read()
+    act()
+    return read() - before
+
+
+@pytest.mark.parametrize("keys", [1, 5000])
+def test_no_statement_reads_more_for_more_parked_messages_or_keys(
+    bench: PgmqBench, one: Consumer, database: Database, keys: int
+) -> None:
+    """By rows: a look reads those that are due, and an end the first in its key's line."""
+    bench.publish("a", "b")
+    one.decides = False
+    first, second = one.desk.receive(2)
+    assert one.take(first.claim.tag) is Verdict.HELD
+    driver = one.driver
+    park_many(database, 5000, keys)
+    database.execute(f"ANALYZE {TABLE}, pgmq.q_q")  # as autovacuum does a minute later
+
+    def look(due: int) -> int:
+        newest = f"SELECT msg_id FROM {TABLE} ORDER BY place DESC NULLS LAST LIMIT {due}"  # noqa: S608
+        update = f"UPDATE {TABLE} SET look_at = now() WHERE msg_id IN ({newest})"  # noqa: S608
+        driver._run(sql.SQL(update))
+        return rows_read(database, driver, lambda: driver.reap(limit=10))
+
+    assert look(0) == 0
+    assert look(3) < 100
+    assert look(1000) < 30_000
+    on_busy, one.on_busy = one.on_busy, OnBusy.REPLACE
+    assert rows_read(database, driver, lambda: one.take(second.claim.tag)) < 100
+    one.on_busy = on_busy
+    assert rows_read(database, driver, lambda: one.complete(first.claim.tag)) < 100
 
 
 class Mixed(Consumer):

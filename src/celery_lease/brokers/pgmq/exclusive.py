@@ -53,8 +53,10 @@ ANSWER_TIMEOUT = 5.0
 PIECES = 40
 
 _DUE = sql.SQL(f"""
-    SELECT DISTINCT prefix, key FROM (SELECT prefix, key FROM {TABLE} WHERE place IS NOT NULL
-    AND look_at <= now() ORDER BY look_at LIMIT {MESSAGES}) due LIMIT {PIECE}""")  # noqa: S608  (ours)
+    SELECT prefix, key, queue, array_agg(msg_id) FROM (
+        SELECT * FROM {TABLE} WHERE place IS NOT NULL AND look_at <= now()
+        ORDER BY look_at LIMIT {MESSAGES}) due
+    GROUP BY prefix, key, queue LIMIT {PIECE}""")  # noqa: S608  (ours)
 _EXISTS = sql.SQL(f"SELECT to_regclass('{TABLE}') IS NOT NULL")
 
 
@@ -192,7 +194,9 @@ class PgmqKeys:
         keys = Counter(self._keyed[tag].exclusive.key for tag in tags if tag in self._keyed)
         if not keys:
             return None
-        ask = self._to_wake([(self.prefix, key, most) for key, most in keys.items()])
+        ask = self._to_wake(
+            {"prefix": self.prefix, "key": key, "wakes": most} for key, most in keys.items()
+        )
         return sql.SQL("{}; {}").format(ask, WAKE)
 
     def forget(self, tags: Iterable[str]) -> None:
@@ -223,8 +227,9 @@ class PgmqKeys:
             due = self._due()
             if not due:
                 return
-            ask = self._to_wake([(*each, PIECE) for each in due], looks=True)
-            self._run(ask, then=WAKE)
+            names = ("prefix", "key", "queue", "ids")
+            asks = ({**dict(zip(names, row, strict=True)), "wakes": PIECE} for row in due)
+            self._run(self._to_wake(asks), then=WAKE)
 
     def _due(self) -> list[tuple[Any, ...]]:
         try:
@@ -233,15 +238,9 @@ class PgmqKeys:
             self._exists = self._ready = False
             return []
 
-    def _to_wake(
-        self, keys: Sequence[tuple[str, str, int]], *, looks: bool = False
-    ) -> sql.Composed:
-        """Return what is to be said to the script: prefixes, keys, and how many to wake."""
-        asks = [
-            {"prefix": prefix, "key": key, "wakes": wakes, "looks": looks, "hides": self._hides}
-            for prefix, key, wakes in keys
-        ]
-        return asked(json.dumps(asks))
+    def _to_wake(self, keys: Iterable[dict[str, Any]]) -> sql.Composed:
+        """Return what is to be said to the script of each key."""
+        return asked(json.dumps([{**each, "hides": self._hides} for each in keys]))
 
     def _ask(self, asks: dict[int, _Keyed], *, takes: bool) -> dict[int, KeyAnswer]:
         text = json.dumps([self._facts(number, each, takes) for number, each in asks.items()])

@@ -104,6 +104,22 @@ _IS_PARKED = f"""
             END IF;"""  # noqa: S608  (ours)
 
 
+#: The parked of the messages ``ids``. The subselect hides their number from the planner, which
+#: would rather read a line, or a table, than look up 250 rows.
+_OF_THESE = "queue = me.queue AND msg_id = ANY (ARRAY(SELECT unnest(me.ids))) AND place IS NOT NULL"
+
+
+def _parked(order: str = "") -> str:
+    """Return the statement that finds the first or the last of a line, or ends the loop.
+
+    One at a time: a loop over them may read and sort the whole line first.
+    """
+    return f"""
+            SELECT * INTO other FROM {TABLE} WHERE prefix = me.prefix AND key = me.key
+                AND place IS NOT NULL ORDER BY place {order} LIMIT 1;
+            EXIT WHEN NOT FOUND;"""  # noqa: S608  (ours)
+
+
 def _unpark(row: str, more: str = "", using: str = "") -> str:
     """Return the statements that return a parked message to its queue."""
     return f"""
@@ -198,9 +214,8 @@ BEGIN
                 verdict := 'dropped';
             ELSE
                 IF me.busy = 'replace' THEN
-                    FOR other IN SELECT * FROM {TABLE} WHERE prefix = me.prefix AND key = me.key
-                        AND place IS NOT NULL ORDER BY place DESC
                     LOOP
+                        {_parked("DESC")}
                         {_IS_PARKED}
                         last := other;
                         EXIT;
@@ -231,9 +246,10 @@ SELECT current_setting('{ANSWERS}')""").format(  # noqa: S608  (ours)
     **headers(), place=sql.Literal(PLACE), replaced=sql.Literal(REPLACED)
 )
 
-#: Wakes the first in the lines of keys, as many as are free, but at most ``wakes`` of each. With
-#: ``looks`` it also removes what is no longer parked, hides the parked for longer, and wakes those
-#: whose time is over. A failure changes nothing, and above all not what this is sent with.
+#: Wakes the first in the lines of keys, as many as are free, but at most ``wakes`` of each. Of the
+#: messages ``ids`` of a ``queue`` it also removes what is no longer parked, hides the others for
+#: longer, and wakes those whose time is over. A failure changes nothing, above all not what this
+#: is sent with.
 WAKE = sql.SQL(f"""
 DO $script$
 DECLARE
@@ -242,7 +258,7 @@ DECLARE
 BEGIN
     IF to_regclass('{TABLE}') IS NULL THEN RETURN; END IF;
     FOR me IN SELECT * FROM jsonb_to_recordset(current_setting('{ASKS}')::jsonb)
-        AS asked (prefix text, key text, wakes int, looks bool, hides float8)
+        AS asked (prefix text, key text, wakes int, hides float8, queue text, ids bigint[])
         ORDER BY hashtext(prefix || key)
     LOOP
         {_LOCK}
@@ -253,40 +269,31 @@ BEGIN
             {_HOLDER}
             held := held + (hidden_until > clock_timestamp())::int;
         END LOOP;
-        IF me.looks THEN
-            FOR other IN SELECT queue, array_agg(msg_id) AS ids FROM (
-                SELECT queue, msg_id FROM {TABLE} WHERE prefix = me.prefix AND key = me.key
-                AND place IS NOT NULL AND look_at <= now() LIMIT {MESSAGES}) due GROUP BY queue
+        IF me.ids IS NOT NULL THEN
+            source := 'q_' || lower(me.queue);
+            IF {_TABLE_OF.format(source="source")} THEN
+                EXECUTE format('UPDATE pgmq.%I SET
+                    vt = clock_timestamp() + make_interval(secs => $2)
+                    WHERE msg_id = ANY (ARRAY(SELECT msg_id FROM pgmq.%1$I
+                        WHERE msg_id = ANY (ARRAY(SELECT unnest($1))) AND last_read_at IS NULL
+                        AND vt > clock_timestamp()
+                        AND vt < clock_timestamp() + make_interval(secs => $2 / 2)
+                        FOR UPDATE SKIP LOCKED))', source) USING me.ids, me.hides;
+                EXECUTE format('DELETE FROM {TABLE} k WHERE queue = $1
+                    AND msg_id = ANY (ARRAY(SELECT unnest($2))) AND place IS NOT NULL
+                    AND NOT EXISTS (SELECT FROM pgmq.%I t
+                        WHERE t.msg_id = k.msg_id AND t.last_read_at IS NULL
+                        AND t.vt > clock_timestamp())', source) USING me.queue, me.ids;
+            END IF;
+            UPDATE {TABLE} SET look_at = now() + {_UNTIL_LOOK} WHERE {_OF_THESE};
+            FOR late IN SELECT * FROM {TABLE} WHERE {_OF_THESE}
+                AND expires <= extract(epoch FROM clock_timestamp())
             LOOP
-                source := 'q_' || lower(other.queue);
-                IF {_TABLE_OF.format(source="source")} THEN
-                    EXECUTE format('UPDATE pgmq.%I SET
-                        vt = clock_timestamp() + make_interval(secs => $2)
-                        WHERE msg_id = ANY (ARRAY(SELECT msg_id FROM pgmq.%1$I
-                            WHERE msg_id = ANY ($1) AND last_read_at IS NULL
-                            AND vt > clock_timestamp()
-                            AND vt < clock_timestamp() + make_interval(secs => $2 / 2)
-                            FOR UPDATE SKIP LOCKED))', source) USING other.ids, me.hides;
-                    EXECUTE format('DELETE FROM {TABLE} k
-                        WHERE queue = $1 AND msg_id = ANY ($2) AND place IS NOT NULL
-                        AND NOT EXISTS (SELECT FROM pgmq.%I t
-                            WHERE t.msg_id = k.msg_id AND t.last_read_at IS NULL
-                            AND t.vt > clock_timestamp())', source) USING other.queue, other.ids;
-                END IF;
-                UPDATE {TABLE} SET look_at = now() + {_UNTIL_LOOK}
-                    WHERE queue = other.queue AND msg_id = ANY (other.ids)
-                    AND place IS NOT NULL;
-                FOR late IN SELECT * FROM {TABLE} WHERE queue = other.queue
-                    AND msg_id = ANY (other.ids) AND place IS NOT NULL
-                    AND expires <= extract(epoch FROM clock_timestamp())
-                LOOP
-                    {_unpark("late")}
-                END LOOP;
+                {_unpark("late")}
             END LOOP;
         END IF;
-        FOR other IN SELECT * FROM {TABLE} WHERE prefix = me.prefix AND key = me.key
-            AND place IS NOT NULL ORDER BY place
         LOOP
+            {_parked()}
             {_IS_PARKED}
             EXIT WHEN woken >= me.wakes OR held + woken >= other.key_limit;
             {_unpark("other")}
