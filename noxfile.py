@@ -118,6 +118,7 @@ def servers(session: nox.Session, server: str) -> None:
     if place := PROGRAMS.get(wanted.partition("=")[0]):
         (found,) = Path(session.virtualenv.location).glob(place)
         environ["LEASE_TEST_SERVER"] = str(found)
+        (Path(session.bin) / found.name).unlink()  # it hides the system's, and cannot speak TLS
     session.run(*PYTEST, "-q", *(session.posargs or ON_REDIS), env=environ)
 
 
