@@ -19,7 +19,8 @@ from model.stage import Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.long
+# A hunt is bounded by its plays, and a busy machine takes minutes for one.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 PLAIN = settings(
     max_examples=60,
