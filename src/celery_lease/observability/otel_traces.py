@@ -98,6 +98,16 @@ class Exporter:
         span.end(int(batch.ended * NANO))
 
 
+def exporter(telemetry: Telemetry, transport: str) -> Exporter | None:
+    """Return an exporter; None: the program has no tracer provider, so nobody gets the spans.
+
+    A library of the program may have loaded OpenTelemetry, as redis-py does where it is installed.
+    """
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return None
+    return Exporter(telemetry, transport)
+
+
 def _texts(headers: Mapping[str, object]) -> dict[str, str]:
     """Return the headers that can carry a trace."""
     return {name: value for name, value in headers.items() if isinstance(value, str)}

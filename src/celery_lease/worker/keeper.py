@@ -37,8 +37,9 @@ ANSWER_TIMEOUT = 5.0
 SHORTEST_WAIT, LONGEST_WAIT = 0.02, 0.5
 #: Seconds without a lease after which a worker's threads rest; wait between two passes then.
 RESTS_AFTER, REST_WAIT = 30.0, 5.0
-#: Seconds for which the main loop of a worker that rests may stand still.
-AWAKE = 2.0
+#: Seconds between two signs of life of the main loop in a worker that rests, and without one after
+#: which it does not rest.
+SLOW_LOOP, AWAKE = 3.0, 5.0
 
 
 @dataclass(slots=True)

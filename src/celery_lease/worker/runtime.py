@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery.signals import worker_shutting_down
@@ -27,7 +28,7 @@ from celery_lease.core.clock import SystemClock
 from celery_lease.worker import compat, parts, pools, shutdown_patches, telemetry
 from celery_lease.worker.backup_control import REST, BackupControl
 from celery_lease.worker.drain import Drain
-from celery_lease.worker.keeper import Keeper
+from celery_lease.worker.keeper import SLOW_LOOP, Keeper
 from celery_lease.worker.keys import KeyFinder
 from celery_lease.worker.policies import Policies
 from celery_lease.worker.reaper import Reaper
@@ -76,6 +77,7 @@ class Runtime:
         self._reaper_interval = loaded.reaper_interval_for(extensions)
         self._looks_at = 0.0  # when the keeper's next pass is due; it writes, the main thread reads
         self._end_ticks: Callable[[], None] = lambda: None
+        self._ticks_slowly = False  # with the one above the main loop's
         self._turns_soon = False  # _turn() is scheduled; a timer sets it, the main loop resets it
         self.pool = pools.adapter(consumer, shutdown_patches.leave)
         self.leases = leases = self._make_leases(channel)
@@ -240,6 +242,8 @@ class Runtime:
         if self.leases.resting:
             self.leases.resting = False
             self._wake()
+        if self._ticks_slowly:
+            self._consumer.timer.call_after(0.0, self._tick)
         self._hurry(lease)
         interval = max(LOOP_SHARE * lease.policy.extension, SHORTEST_LOOP_INTERVAL)
         if interval < self._loop_interval:
@@ -271,22 +275,27 @@ class Runtime:
 
     # Called by the main loop.
 
-    def _tick(self) -> None:
-        """Start the main loop's signs of life, at the current interval."""
+    def _tick(self, *, slowly: bool = False) -> None:
+        """Start the main loop's signs of life, at the current interval or at that of a rest."""
         self._end_ticks()
-        self._end_ticks = compat.every(self._consumer, self._loop_interval, self._see_loop)
+        self._ticks_slowly = slowly
+        interval = SLOW_LOOP if slowly else self._loop_interval
+        self._end_ticks = compat.every(self._consumer, interval, self._see_loop)
 
     def _see_loop(self) -> None:
         leases = self.leases
         leases.loop_seen = leases.clock.now()
         if leases.resting and leases.outbox.left:  # messages of a claim that failed
             self._keeping.wake()
-        compat.call_in_loop(self._consumer, leases.driver.catch_up, self._channel)
+        if leases.driver.is_tended:
+            compat.call_in_loop(self._consumer, leases.driver.catch_up, self._channel)
         if leases.intake.draining:
             self._clear_soon()  # also messages that arrived since
         else:
             self._turn_soon()
         self._send_news()
+        if leases.resting is not self._ticks_slowly:
+            self._consumer.timer.call_after(0.0, partial(self._tick, slowly=leases.resting))
 
     def _turn_soon(self) -> None:
         """Start or stop deliveries in the consuming thread.

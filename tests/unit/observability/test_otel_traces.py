@@ -187,8 +187,14 @@ def test_what_an_exporter_leaves_is_bounded(bench: Bench, spans: Spans) -> None:
 def test_traces_are_exported_only_where_a_program_uses_them(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is wrong with them is told in one line, and keeps no worker from its work."""
+    """What is wrong with them is told in one line, and keeps no worker from its work.
+
+    A library that loads OpenTelemetry where it is installed, as redis-py does, is no use of them.
+    """
     monkeypatch.delenv(exports.TRACES_TO_BE_USED, raising=False)
+    assert exports.traces(bench.telemetry(), "redis") is None
+    assert bench.leases.stats.trail is None
+    monkeypatch.setattr(trace, "get_tracer_provider", TracerProvider)
     assert exports.traces(bench.telemetry(), "redis") is not None
     monkeypatch.setattr(otel_traces, "Exporter", lambda *_: 1 / 0)
     assert exports.traces(bench.telemetry(), "redis") is None

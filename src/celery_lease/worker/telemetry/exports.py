@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OTEL = "celery_lease.observability.otel:begin"
-OTEL_TRACES = "celery_lease.observability.otel_traces:Exporter"
+OTEL_TRACES = "celery_lease.observability.otel_traces:exporter"
 #: The module that a user of OpenTelemetry's metrics, or traces, has loaded, or the variable that
 #: names a provider.
 OTEL_IN_USE, OTEL_TO_BE_USED = "opentelemetry.metrics", "OTEL_PYTHON_METER_PROVIDER"
