@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kombu.exceptions import OperationalError
+
 from chaos.app import STEP
 from chaos.crew import Crew
 from chaos.faults import Faults
@@ -92,6 +94,10 @@ class Chaos:
             key = f"key-{chance.randrange(self.options.keys)}" if self.options.keys else ""
             with faults.calm, app.connection_for_write() as connection:
                 if time.monotonic() < faults.paused_until + 0.5:
+                    continue
+                try:
+                    connection.ensure_connection(max_retries=1)
+                except OperationalError:  # the machine is too busy for it to go on at once
                     continue
                 # Nothing is declared: a stopped worker may hold what that needs.
                 sent = app.send_task(
