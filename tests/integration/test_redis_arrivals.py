@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_lease.core.delivery import Answer
-from celery_lease.core.keys import Exclusive, Verdict
+from celery_lease.core.keys import Exclusive, OnBusy, Verdict
 from harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -47,6 +47,18 @@ def worker(bench: Bench, **settings: Any) -> Desk:
         return terms(message)
 
     desk.holder.terms = of_task  # type: ignore[method-assign]
+    return desk
+
+
+def keyed_worker(bench: Bench, exclusive: Exclusive, **settings: Any) -> Desk:
+    """Return such a consumer whose tasks all need an exclusive key."""
+    desk = worker(bench, **settings)
+    terms = desk.holder.terms
+
+    def keyed(message: Any) -> Any:
+        return replace(terms(message), exclusive=exclusive)
+
+    desk.holder.terms = keyed  # type: ignore[method-assign]
     return desk
 
 
@@ -119,6 +131,72 @@ def test_a_free_key_is_no_reason_to_claim_again(bench: Bench, client: redis.Redi
     desk.driver.complete([messages[1].claim.tag])
     assert record(client, messages[2])["exclusive"]["expires"] == 9e9
     assert client.zcard("unacked.holders.k") == 0
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_key_is_free_until_as_many_hold_it_as_may(
+    bench: Bench, client: redis.Redis, limit: int
+) -> None:
+    """And the record has the task's own limit, and what the task does if its key is busy."""
+    desk = keyed_worker(bench, Exclusive(key="k", limit=limit, on_busy=OnBusy.DROP), prefetch=9)
+    publish(bench, "a", lease_key="other")
+    desk.receive(1)
+    for number in range(limit + 1):
+        publish(bench, f"b{number}", lease_key="k")
+        (message,) = desk.receive(1)
+        assert claimed(desk)[-1] is (number < limit)
+        exclusive = record(client, message)["exclusive"]
+        assert (exclusive["limit"], exclusive["busy"]) == (limit, "drop")
+        desk.driver.take_key(message.claim.tag)
+
+
+KEYED = {"lease_key": "k", "expires": None, "argsrepr": "()"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"lease_key": "k"', '"lease_kez": "k"'),
+        ('"lease_key": "k"', r'"lease_key": "k\"k"'),
+        ('"priority": 0', '"priority": 10'),
+        ('"priority": 0', '"urgency": 0'),
+        ('"expires": null', '"expires": "2099-01-01T00:00:00+00:00"'),
+        ('"task": "film"', '"task": "book"'),
+        ('"id": "b"', r'"id": "b\"b"'),
+        ('"id": "b"', '"ib": "b"'),
+        ('"delivery_tag": "', r'"delivery_tag": "\"'),
+        ('"()"', r'"\ud83c\udfac"'),
+        ('"()"', r'"\udbff\udfff"'),
+        ('"()"', r'"\uDBFF\uDFFF"'),
+        ('"body"', '"lease": "000001:000001", "body"'),
+    ],
+)
+def test_what_the_script_cannot_tell_of_a_message_the_worker_does(
+    bench: Bench, client: redis.Redis, old: str, new: str
+) -> None:
+    """No claim is made as the message arrives, and none of another one's key or id."""
+    desk = keyed_worker(bench, Exclusive(key="k", limit=1), prefetch=2)
+    publish(bench, "a", "b", **KEYED)
+    text: Any = client.lpop("q")
+    assert text.count(old.encode()) == 1
+    client.lpush("q", text.replace(old.encode(), new.encode(), 1))
+    desk.receive(1)
+    desk.connection.transport.cycle.on_poll_start()  # asks for the next one, and does not read it
+    eventually(lambda: client.llen("q") == 0)
+    records: Any = client.hvals("unacked.claims")
+    assert [json.loads(each).get("arriving") for each in records].count(True) == 1
+
+
+def test_a_message_arrives_though_the_holders_of_its_key_are_no_set(
+    bench: Bench, client: redis.Redis
+) -> None:
+    """It is left to the claim, and no error for the channel."""
+    desk = keyed_worker(bench, Exclusive(key="k", limit=1), prefetch=2)
+    publish(bench, "a", "b", **KEYED)
+    desk.receive(1)
+    client.set("unacked.holders.k", "x")
+    desk.connection.transport.cycle.on_poll_start()
+    eventually(lambda: client.llen("q") == 0)
 
 
 @pytest.mark.parametrize("orderly", [True, False])
