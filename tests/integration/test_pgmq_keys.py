@@ -279,6 +279,43 @@ def test_apps_with_prefixes_share_a_database(database: Database) -> None:
         bench.close()
 
 
+def test_a_read_is_claimed_and_its_keys_are_looked_at_in_one_call(
+    bench: PgmqBench, one: Consumer, two: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task whose key is free takes three: the read's, the take of its key, and its end."""
+    for each in (one, two):
+        each.driver.keys.make_ready()
+        each.desk.turn(0.1)  # asks the server for its limits
+    calls = []
+    for each in (one, two):
+        run = each.driver._connections.run
+        monkeypatch.setattr(
+            each.driver._connections, "run", lambda *a, r=run, **k: calls.append(a) or r(*a, **k)
+        )
+    bench.publish("a")
+    tag = one.tag()
+    assert (one.take(tag), len(calls)) == (Verdict.HELD, 2)
+    bench.publish("b", "c")
+    two.park(2)
+    assert len(calls) <= 4, "as many as there were reads"
+    assert one.complete(tag) is Answer.HELD
+
+
+def test_a_message_is_delivered_though_nothing_is_known_of_its_key(
+    bench: PgmqBench, one: Consumer, database: Database
+) -> None:
+    """Somebody holds the lock of the key for too long: its task asks when it is about to start."""
+    one.driver.keys.make_ready()
+    with psycopg.connect(database.dsn) as other:
+        other.execute(f"SELECT pg_advisory_xact_lock(hashtext('{TABLE}'), hashtext('k'))")
+        bench.publish("a")
+        (message,) = one.desk.receive(within=30)
+        assert message.claim.provisional
+        assert one.take(message.claim.tag) is Verdict.UNKNOWN
+    assert one.take(message.claim.tag) is Verdict.HELD
+    assert one.complete(message.claim.tag) is Answer.HELD
+
+
 @pytest.fixture
 def theirs(database: Database, valkey: RedisServer) -> Setup:
     """Of a user who may make tables, but not use the one of keys, which is another's."""

@@ -154,17 +154,40 @@ class PgmqDriver(Keyed):
     def claim(self, received: Sequence[ReceivedMessage]) -> list[Claim | KeyAnswer | None]:
         """Put messages under a lease, in one round trip; None for a message with another holder.
 
-        Without an answer a lease is as long as the read hides the message. Of messages whose tasks
-        need exclusive keys, a second round trip parks those whose keys are busy.
+        Without an answer a lease is as long as the read hides the message. Messages whose tasks
+        need exclusive keys that are busy are parked in the same round trip.
         """
         now = self._clock.now()
         for each in received[-1:]:
             self._worker = str(each.terms.about.get("worker", ""))
         asks = [_Ask(each.delivery, each.terms.seconds, late=False) for each in received]
         act = Act.CLAIM if all(each.terms.waits for each in received) else Act.EXTEND
-        answers = self._ask(act, asks, ANSWER_TIMEOUT)
+        then = self.keys.deciding(received, [_claim(each, Answer.HELD, now) for each in received])
+        answers, said = self._claim_and_decide(act, asks, then) if then else (None, None)
+        if answers is None:
+            answers = self._ask(act, asks, ANSWER_TIMEOUT)
         claims = [_claim(each, answer, now) for each, answer in zip(received, answers, strict=True)]
-        return self.keys.decide(received, claims)
+        return self.keys.decide(received, claims, said)
+
+    def _claim_and_decide(
+        self, act: Act, asks: list[_Ask], then: sql.Composable
+    ) -> tuple[list[Answer] | None, str | None]:
+        """Claim messages of a read, and decide about their keys; None: not at once."""
+        try:
+            *rows, (said,) = self._connections.run(
+                statement(act, (asks[0].delivery.queue,)),
+                [*_parameters(asks), *([self._worker] if act is Act.CLAIM else [])],
+                timeout=ANSWER_TIMEOUT,
+                then=then,
+            )
+        except psycopg.OperationalError as exc:
+            self._log_silence(exc)
+            return [Answer.UNKNOWN] * len(asks), "[]"
+        except psycopg.Error:  # one of the tables was dropped
+            return None, None
+        self._log_silence(None)
+        answers = _by_delivery([asks], rows)
+        return [answers[each.delivery] for each in asks], said
 
     def extend(
         self, renewals: Sequence[Renewal], *, timeout: float = ANSWER_TIMEOUT
@@ -284,14 +307,7 @@ class PgmqDriver(Keyed):
             self._log_silence(exc)
             return {}
         self._log_silence(None)
-        there = {row[:3] for row in rows}
-        done = {row[:3] for row in rows if row[3]}
-        names = {
-            each.delivery: (number, each.delivery.msg_id, each.delivery.read_ct)
-            for number, asks in enumerate(lists)
-            for each in asks
-        }
-        return {delivery: _answer(name in done, name in there) for delivery, name in names.items()}
+        return _by_delivery(lists, rows)
 
     def _ask_one_by_one(
         self, act: Act, queues: Mapping[str, list[_Ask]], timeout: float
@@ -319,6 +335,20 @@ def _parameters(asks: Sequence[_Ask]) -> list[list[object]]:
         [each.seconds for each in asks],
         [each.late for each in asks],
     )
+
+
+def _by_delivery(
+    lists: Sequence[Sequence[_Ask]], rows: Sequence[tuple[Any, ...]]
+) -> dict[Delivery, Answer]:
+    """Return the answers for what was asked of each queue."""
+    there = {row[:3] for row in rows}
+    done = {row[:3] for row in rows if row[3]}
+    names = {
+        each.delivery: (number, each.delivery.msg_id, each.delivery.read_ct)
+        for number, asks in enumerate(lists)
+        for each in asks
+    }
+    return {delivery: _answer(name in done, name in there) for delivery, name in names.items()}
 
 
 def _answer(done: bool, there: bool) -> Answer:

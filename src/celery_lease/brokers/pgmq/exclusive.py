@@ -128,32 +128,45 @@ class PgmqKeys:
         except psycopg.Error as exc:
             logger.info("index %s not created: %s", INDEX, str(exc).partition("\n")[0])
 
-    def decide(
+    def deciding(
         self, received: Sequence[ReceivedMessage], claims: Sequence[Claim | None]
+    ) -> sql.Composable | None:
+        """Return what is to follow the statement that makes the *claims* of a read; None: nothing.
+
+        It decides about their keys in the same round trip. Its last row is for :meth:`decide`.
+        """
+        asks = self._to_decide(_keyed(received, claims)) if self._ready else {}
+        return sql.SQL("{}; {}").format(self._asked(asks, takes=False), DECIDE) if asks else None
+
+    def decide(
+        self,
+        received: Sequence[ReceivedMessage],
+        claims: Sequence[Claim | None],
+        said: str | None = None,
     ) -> list[Claim | KeyAnswer | None]:
         """Return the *claims* of a read, with an answer instead of each that was parked.
 
-        Never raises. Without an answer the tasks ask again when they are about to start; if the
-        user has no keys, :attr:`fault` says so, and no task that needs one must run.
+        Never raises. *said* are the answers, if they came with the claims. Without them the tasks
+        ask again when they are about to start; if the user has no keys, :attr:`fault` says so, and
+        no task that needs one must run.
         """
         found: list[Claim | KeyAnswer | None] = list(claims)
-        keyed: dict[int, _Keyed] = {}
-        for number, (each, claim) in enumerate(zip(received, claims, strict=True)):
-            exclusive = each.terms.exclusive
-            if claim is None or exclusive is None:
-                continue
-            known = found[number] = _with_line(claim, each.headers or {})
-            if known.turned_away is None:
-                keyed[number] = self._keyed[claim.tag] = _Keyed(each, known, exclusive)
+        keyed = _keyed(received, claims)
+        for number, each in list(keyed.items()):
+            found[number] = each.claim
+            if each.claim.turned_away is None:
+                self._keyed[each.claim.tag] = each
+            else:
+                del keyed[number]
         try:
-            answers = self._decide(keyed) if keyed else {}
+            answers = self._decide(keyed) if said is None and keyed else _answers(said or "[]")
         except NoKeyTable:
             return found
         except (psycopg.Error, OSError) as exc:
             self._log_silence(exc)
             return found
-        for number, answer in answers.items():
-            claim = keyed[number].claim
+        for number in answers.keys() & keyed.keys():
+            answer, claim = answers[number], keyed[number].claim
             if answer.verdict in (Verdict.PARKED, Verdict.LOST):
                 self._keyed.pop(claim.tag, None)
                 found[number] = answer if answer.verdict is Verdict.PARKED else None
@@ -163,12 +176,19 @@ class PgmqKeys:
 
     def _decide(self, keyed: dict[int, _Keyed]) -> dict[int, KeyAnswer]:
         self.make_ready()
-        asks = {
+        asks = self._to_decide(keyed)
+        return self._ask(asks, takes=False) if asks else {}
+
+    @staticmethod
+    def _to_decide(keyed: dict[int, _Keyed]) -> dict[int, _Keyed]:
+        """Return those about which the database has to decide."""
+        return {
             number: each
             for number, each in keyed.items()
-            if each.exclusive.decides and not each.claim.provisional
+            if each.exclusive.decides
+            and not each.claim.provisional
+            and each.claim.turned_away is None
         }
-        return self._ask(asks, takes=False) if asks else {}
 
     def take(self, tag: str) -> KeyAnswer:
         """Take the key of a task that is about to start. Never raises."""
@@ -243,17 +263,19 @@ class PgmqKeys:
         return asked(json.dumps([{**each, "hides": self._hides} for each in keys]))
 
     def _ask(self, asks: dict[int, _Keyed], *, takes: bool) -> dict[int, KeyAnswer]:
-        text = json.dumps([self._facts(number, each, takes) for number, each in asks.items()])
+        ask = self._asked(asks, takes=takes)
         try:
-            rows = self._run(asked(text), then=DECIDE)
+            rows = self._run(ask, then=DECIDE)
         except psycopg.errors.UndefinedTable:  # somebody has dropped it
             self._ready = False
             self.make_ready()
-            rows = self._run(asked(text), then=DECIDE)
-        answers = json.loads(rows[-1][0])
-        return {
-            number: KeyAnswer(Verdict(verdict or "held"), by) for number, verdict, by in answers
-        }
+            rows = self._run(ask, then=DECIDE)
+        return _answers(rows[-1][0])
+
+    def _asked(self, asks: dict[int, _Keyed], *, takes: bool) -> sql.Composed:
+        return asked(
+            json.dumps([self._facts(number, each, takes) for number, each in asks.items()])
+        )
 
     def _facts(self, number: int, keyed: _Keyed, takes: bool) -> dict[str, Any]:
         received, claim, exclusive = keyed.received, keyed.claim, keyed.exclusive
@@ -286,6 +308,25 @@ class PgmqKeys:
         self, statement: sql.SQL | sql.Composed, then: sql.Composable | None = None
     ) -> list[tuple[Any, ...]]:
         return self._connections.run(statement, (), timeout=ANSWER_TIMEOUT, then=then)
+
+
+def _keyed(
+    received: Sequence[ReceivedMessage], claims: Sequence[Claim | None]
+) -> dict[int, _Keyed]:
+    """Return the messages of a read, by number, that were claimed and need a key."""
+    return {
+        number: _Keyed(each, _with_line(claim, each.headers or {}), each.terms.exclusive)
+        for number, (each, claim) in enumerate(zip(received, claims, strict=True))
+        if claim is not None and each.terms.exclusive is not None
+    }
+
+
+def _answers(said: str) -> dict[int, KeyAnswer]:
+    """Return the script's answers, by number."""
+    return {
+        number: KeyAnswer(Verdict(verdict or "held"), by)
+        for number, verdict, by in json.loads(said)
+    }
 
 
 def _with_line(claim: Claim, headers: Any) -> Claim:
