@@ -93,7 +93,6 @@ class HealthServer:
         _listening.add(self)
 
     def close(self) -> None:
-        """Stop listening."""
         self._server.shutdown()
         self._server.socket.close()
 

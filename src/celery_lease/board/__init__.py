@@ -214,7 +214,6 @@ class Board:
         return self._lending.is_all_lent
 
     def free(self, slot: Slot) -> None:
-        """Free a record; it is lent again only after all others that are free now."""
         self.numbers[slot.first + GATE] = 0.0
         self._lending.free(slot.index)
 
@@ -278,7 +277,6 @@ class Board:
 
     @property
     def shutting_down(self) -> bool:
-        """Whether the worker was asked to stop."""
         return bool(self.cells[SHUTTING_DOWN])
 
     def announce_shutdown(self) -> None:

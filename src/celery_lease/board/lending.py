@@ -51,5 +51,4 @@ class Lending:
             self._resting.append(index)
 
     def is_latest(self, index: int, generation: int) -> bool:
-        """Whether the record was not lent again since."""
         return self._generations[index] == generation

@@ -19,7 +19,6 @@ class LeasingConnection(Connection):
     """A kombu connection; a driver can make its channels lease."""
 
     def get_transport_cls(self) -> Any:
-        """Return the transport's class; if it has a driver, its channels can lease."""
         kombus = super().get_transport_cls()
         return driver_class(kombus.driver_type).transport_class(kombus)
 

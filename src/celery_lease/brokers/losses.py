@@ -93,7 +93,6 @@ class Losses:
             return self._losses.get(message, 0)
 
     def begin(self, tags: Iterable[str]) -> None:
-        """Record that the tasks of deliveries begin."""
         with self._lock:
             for tag in tags:
                 if tag in self._deliveries:

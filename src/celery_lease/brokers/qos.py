@@ -86,7 +86,6 @@ class SettlingQoS:
             super().ack(delivery_tag)  # type: ignore[misc]
 
     def reject(self: Any, delivery_tag: str, requeue: bool = False) -> None:
-        """Drop a message, or requeue it."""
         if not self._release(delivery_tag):
             super().reject(delivery_tag, requeue=requeue)  # type: ignore[misc]
         elif requeue:
@@ -115,7 +114,6 @@ class SettlingQoS:
             self.holder.requeue(ended[::-1], front=True)
 
     def undelivered(self) -> list[str]:
-        """Return the tags of leased messages that are not delivered yet, and forget them."""
         return []
 
     def _release(self: Any, delivery_tag: str) -> bool:
@@ -165,7 +163,6 @@ class HoldingQoS(SettlingQoS):
         super().append(message, delivery_tag)  # type: ignore[misc]
 
     def undelivered(self) -> list[str]:
-        """Return the tags of leased messages that are not delivered yet, and forget them."""
         tags = [message.delivery_tag for message in self.held.values()]
         self.held.clear()
         return tags
@@ -233,11 +230,9 @@ class VirtualDriver(Driver):
 
     @classmethod
     def transport_class(cls, kombus: Any) -> Any:
-        """Return a subclass of kombu's transport class whose channels can lease."""
         return changed(kombus, "Channel", mixed(cls.channel_class, kombus.Channel))
 
     def lease_messages(self, channel: Any, holder: Holder, clock: Clock) -> None:
-        """Make a live kombu *channel* lease the messages that *holder* has terms for."""
         if not isinstance(channel, LeasingChannel):
             _convert(channel, self.channel_class)
         channel.begin_leases(self, holder, clock)

@@ -26,12 +26,10 @@ class RecordLock:
         self._fd = os.memfd_create("celery-lease-pool", os.MFD_CLOEXEC)
 
     def acquire(self) -> bool:
-        """Wait for the lock, and take it."""
         self._lock(self._fd, self._take)
         return True
 
     def release(self) -> None:
-        """Free the lock."""
         self._lock(self._fd, self._free)
 
     def __del__(self) -> None:

@@ -50,7 +50,6 @@ class Advice:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The proposed settings by name."""
         return {
             name: value
             for name, value in asdict(self).items()

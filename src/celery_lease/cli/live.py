@@ -143,7 +143,6 @@ class Top(App[None]):
         self._filter.focus()
 
     def action_unfilter(self) -> None:
-        """Show all rows again."""
         self._filter.value, self._filter.display = "", False
         self._table.focus()
 

@@ -57,7 +57,6 @@ class Facts:
 
     @property
     def is_known(self) -> bool:
-        """Whether any source knows the task."""
         found = (self.held, self.recorded, self.waiting, self.parked, self.dead)
         return any(found) or (self.result is not None and self.result.state != "PENDING")
 

@@ -44,7 +44,6 @@ class Bar:
 
     @property
     def times(self) -> list[float]:
-        """All known times of the bar."""
         return [time for time in (self.granted, self.started, self.ended) if time is not None]
 
 

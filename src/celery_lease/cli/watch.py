@@ -82,7 +82,6 @@ class Watch:
         return not self.over.is_set()
 
     def look(self) -> View:
-        """Return the present view."""
         return self.collector.view(self.clock.now())
 
     def trouble(self) -> str:
@@ -94,7 +93,6 @@ class Watch:
             return BrokerAway(connection, f"not within {longest:g} s").message
 
     def failed(self, why: str) -> None:
-        """Record that a round failed."""
         self.collector.failed(why)
 
     def ask(self, found: Sources) -> dict[str, Any]:

@@ -38,7 +38,6 @@ class Fault:
             object.__setattr__(self, "value", Shown(shown(self.value)))
 
     def __str__(self) -> str:
-        """Return the fault in one line."""
         line = f"{self.name} = {shown(self.value)}: {self.rule}"
         return f"{line}; {self.hint}" if self.hint else line
 

@@ -59,7 +59,6 @@ class Verdict(StrEnum):
 
     @property
     def revokes(self) -> bool:
-        """Whether the task is to be revoked."""
         return self in (Verdict.DROPPED, Verdict.REPLACED)
 
 
@@ -71,7 +70,6 @@ class KeyAnswer:
     by: str = ""
 
     def reason(self, key: str) -> str:
-        """Say why a task is revoked."""
         if self.verdict is Verdict.REPLACED:
             return f"replaced by task {self.by or '?'}, which waits for key {key}"
         return f"dropped: key {key} is held by task {self.by or '?'}"

@@ -31,6 +31,5 @@ class Offset:
         return Offset(self.low - other.high, self.high - other.low)
 
     def __str__(self) -> str:
-        """Return the offset with its uncertainty, for display."""
         middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2
         return f"{middle:+.3f} s (± {half:.3f} s)"

@@ -55,7 +55,6 @@ class Pace:
         self.mode, self.extension = other.mode or self.mode, other.extension or self.extension
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the pace for JSON."""
         data = {each.name: getattr(self, each.name) for each in fields(self)}
         return {**data, "gaps": {str(number): count for number, count in self.gaps.items()}}
 

@@ -58,7 +58,6 @@ class RoundTripStats:
         self.observer: Callable[[float], object] = lambda _: None
 
     def add(self, seconds: float) -> None:
-        """Count one call."""
         self.counts[bisect_left(BOUNDS, seconds)] += 1
         self.seconds += seconds
         self.observer(seconds)
@@ -73,7 +72,6 @@ class Stats:
         self._pairs: set[tuple[str, str]] = set()
 
     def count(self, fact: Fact, task: str, queue: str, detail: str = "") -> None:
-        """Count one fact."""
         pair = (task, queue)
         if pair not in self._pairs:
             if len(self._pairs) < MOST_PAIRS:
@@ -105,7 +103,6 @@ class StandaloneStats(Stats):
         self._lock = threading.Lock()
 
     def count(self, fact: Fact, task: str, queue: str, detail: str = "") -> None:
-        """Count one fact."""
         with self._lock:
             super().count(fact, task, queue, detail)
 

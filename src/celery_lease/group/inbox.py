@@ -26,7 +26,6 @@ class Inbox:
     """Collects signals while it is open. For the main thread."""
 
     def __enter__(self) -> Self:
-        """Start collecting."""
         self._reader, self._writer = socket.socketpair()
         self._reader.settimeout(0)
         self._writer.settimeout(0)
@@ -38,7 +37,6 @@ class Inbox:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the former handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._previous_fd)

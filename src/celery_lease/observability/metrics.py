@@ -51,7 +51,6 @@ class Metric:
 
     @property
     def otel_name(self) -> str:
-        """The name by OpenTelemetry's conventions."""
         return PREFIX + self.name
 
     @property

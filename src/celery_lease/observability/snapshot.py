@@ -33,16 +33,13 @@ class Snapshot:
 
     @property
     def stats(self) -> Stats:
-        """The counters of facts."""
         return self.telemetry.stats
 
     @property
     def round_trips(self) -> RoundTripStats:
-        """The duration of calls to the broker."""
         return self.stats.round_trips
 
     def reads(self, name: str) -> bool:  # noqa: ARG002
-        """Whether this snapshot has the metric of this name."""
         return True
 
     @cached_property
@@ -111,11 +108,9 @@ class StandaloneSnapshot(Snapshot):
 
     @property
     def stats(self) -> Stats:
-        """The counters of facts."""
         return standalone
 
     def reads(self, name: str) -> bool:
-        """Whether this snapshot has the metric of this name."""
         return name in self.NAMES
 
     def held(self) -> Samples:

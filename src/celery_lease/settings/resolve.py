@@ -51,7 +51,6 @@ class Settings(Resolved):
     warnings: tuple[str, ...] = ()  #: allowed but unlikely values, one line each
 
     def dead_letter_queue_of(self, queue: str) -> str:
-        """Return the name of the dead-letter queue of *queue*."""
         return self.dead_letter_queue.replace("{queue}", queue)
 
     def reaper_interval_for(self, extensions: Iterable[float]) -> float:

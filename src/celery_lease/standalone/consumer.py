@@ -140,7 +140,6 @@ class LeaseConsumer:
         return self._driver.reap(limit=limit)
 
     def queues_held(self) -> list[str]:
-        """Return the queue of each held lease. From any thread."""
         return [lease.queue for lease in list(self._held.values()) if not lease.is_lost]
 
     def close(self) -> None:
@@ -156,7 +155,6 @@ class LeaseConsumer:
         return Terms(seconds=self.seconds, about=about)
 
     def claimed(self, claim: Claim, message: Any) -> None:  # noqa: ARG002
-        """Store the lease of a message that was received."""
         self._held[claim.tag] = LeasedMessage(
             claim.tag,
             claim.token,
@@ -176,7 +174,6 @@ class LeaseConsumer:
             self._settle(self._driver.complete, [tag])
 
     def drop(self, tag: str) -> None:
-        """Drop a message, where the broker distinguishes that from an acknowledgement."""
         if self._end(tag, Fact.ENDED, "dropped"):
             self._settle(self._driver.drop, [tag])
 
@@ -186,7 +183,6 @@ class LeaseConsumer:
             self._end(tag, Fact.LOST, "taken")
 
     def requeue(self, tags: Sequence[str], *, front: bool) -> None:
-        """Return messages to their queues, without counting a loss."""
         held = [tag for tag in tags if self._end(tag, Fact.ENDED, "handed_back")]
         self._settle(partial(self._driver.requeue, orderly=True, front=front), held)
 

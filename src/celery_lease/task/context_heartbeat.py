@@ -39,5 +39,4 @@ class ContextHeartbeat(Heartbeat):
             self._notify(self._callbacks)
 
     def elapsed(self) -> float:
-        """Return the seconds since the context's last beat."""
         return self._context.elapsed

@@ -50,7 +50,6 @@ class Run:
 
     @property
     def task_id(self) -> str:
-        """The id of its task."""
         return self.context.task_id
 
     @property

@@ -53,7 +53,6 @@ class View:
 
     @property
     def all_rows(self) -> Sequence[LeaseRow]:
-        """Leases and parked messages."""
         return [*self.rows, *self.parked]
 
     @property
@@ -165,7 +164,6 @@ class Collector:
         self.trouble, self.asked_at = "", at
 
     def failed(self, why: str) -> None:
-        """Record that a round failed."""
         self.trouble = why
 
     def view(self, now: float) -> View:

@@ -57,7 +57,6 @@ class Query:
 
     @property
     def filters(self) -> bool:
-        """Whether the query has a filter."""
         return any((self.task, self.worker, self.queue, self.state, self.q))
 
     def link(self, **changes: Any) -> str:

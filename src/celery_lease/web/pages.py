@@ -59,7 +59,6 @@ class Pages:
     site: Site
 
     def board(self, request: Request) -> Response:
-        """Show the leases for a query."""
         look, query = self.site.watch.current(), board.Query.of(request.query_params)
         found = board.chosen(look, query)
         pages = max(1, -(-len(found) // board.PAGE))
@@ -161,12 +160,10 @@ class Pages:
         )
 
     def timeline_json(self, _: Request) -> Response:
-        """Return the deliveries and their holders over time."""
         history = self.site.watch.history
         return as_json(history_document(history.bars(), history))
 
     def dead(self, request: Request) -> Response:
-        """List dead letters."""
         found, trouble = _tried(self._letters)
         letters = found or []
         return self.site.draw(
@@ -197,7 +194,6 @@ class Pages:
         return _answer(lambda: {"letters": [self._without_args(each) for each in self._letters()]})
 
     def keys(self, request: Request) -> Response:
-        """Show the exclusive keys that are held or waited for."""
         found, trouble = _tried(self._keys)
         keys = found or ()
         return self.site.draw(
@@ -220,11 +216,9 @@ class Pages:
         return self.site.draw(request, "workers", look=look, crew=crew, trouble=trouble)
 
     def workers_json(self, _: Request) -> Response:
-        """Return the workers with their facts."""
         return _answer(lambda: crew_document(self._crew()))
 
     def doctor(self, request: Request) -> Response:
-        """Show the doctor's findings with their remedies."""
         report = self._report()
         return self.site.draw(
             request,

@@ -33,7 +33,6 @@ class Drawn:
 
     @property
     def said(self) -> str:
-        """The text for a reader."""
         bar = self.bar
         start = bar.started or begin(bar)
         length = "" if bar.ended is None else f" after {span(bar.ended - start)}"

@@ -110,7 +110,6 @@ class Site:
 
     @cached_property
     def has_keys(self) -> bool:
-        """Whether the app's broker has exclusive keys."""
         kind = self.app.connection_for_read().transport.driver_type
         return kind in brokers.drivers() and brokers.driver_class(kind).capabilities.keys
 

@@ -101,7 +101,6 @@ class PageWatch(Watch):
         self._wake.clear()
 
     def is_wanted(self) -> bool:
-        """Whether another look is needed."""
         return super().is_wanted() and self.clock.now() - self.viewed_at <= STOP_AFTER
 
     def close(self) -> None:

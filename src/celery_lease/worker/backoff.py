@@ -36,7 +36,6 @@ class Backoff:
         return max(self._until - now, 0.0)
 
     def answered(self) -> None:
-        """Reset the backoff: the broker has answered."""
         self._silences, self._until = 0, -math.inf
 
     def unanswered(self, now: float, *, lease: float, left: float) -> None:

@@ -41,7 +41,6 @@ class ReaperStats:
     parked: Mapping[str, int] = field(default_factory=dict)  #: waiting for keys, by queue
 
     def read(self) -> Mapping[str, float]:
-        """Return the counters by name."""
         return {RECOVERED: self.recovered, STALE: self.stale, RUNS: self.runs}
 
     def add(self, reaped: Sequence[Reaped]) -> None:

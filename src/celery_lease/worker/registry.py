@@ -122,7 +122,6 @@ class LeaseRegistry(EntryTable):
         )
 
     def claimed(self, claim: Claim, message: Any) -> None:
-        """Enter a message into the registry, at its claim, before Celery sees it."""
         name, task_id, _ = compat.task_of(message, self.accept)
         with self.lock:
             lease = Lease(

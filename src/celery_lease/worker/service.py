@@ -52,7 +52,6 @@ class Service:
 
     @property
     def running(self) -> bool:
-        """Whether the thread is alive."""
         return self._thread.is_alive()
 
     def _run(self) -> None:

@@ -96,7 +96,6 @@ class Watchdog:
         return len(self._disowned)
 
     def counters(self) -> Mapping[str, int]:
-        """Return the counters by name."""
         return {STALLED_COUNT: self.stalled, DISOWNED_COUNT: self.disowned}
 
     def run_once(self) -> float:

@@ -55,7 +55,6 @@ class Leasing(LeasingChannel):
     stopped = False  # the broker was asked to stop its deliveries
 
     def begin_leases(self: Any, driver: Any, holder: Holder, clock: Clock) -> None:
-        """Lease the messages that *holder* has terms for. Call it before anything is consumed."""
         guard(self.connection)
         attach(self.connection, clock)
         self.lease_driver, self.lease_clock = driver, clock
@@ -99,7 +98,6 @@ class Leasing(LeasingChannel):
 
     @when_leasing
     def basic_ack(self: Any, delivery_tag: Any, multiple: bool = False, **options: Any) -> Any:
-        """Acknowledge a message: a leased one through its holder, others as kombu does."""
         if isinstance(delivery_tag, str):
             return self.lease_holder.complete(delivery_tag)
         if not self.plain.settles(delivery_tag):
@@ -108,7 +106,6 @@ class Leasing(LeasingChannel):
 
     @when_leasing
     def basic_reject(self: Any, delivery_tag: Any, requeue: bool, **options: Any) -> Any:
-        """Reject a message: a leased one through its holder, others as kombu does."""
         if not isinstance(delivery_tag, str):
             if not self.plain.settles(delivery_tag):
                 return None

@@ -79,7 +79,6 @@ class AmqpDeadLetters:
         return [queue for queue in likely if _length(self._connected(), queue)]
 
     def letters(self, queue: str) -> Iterator[DeadLetter]:
-        """Yield the dead letters of a *queue*, the oldest first; other messages are skipped."""
         connection = self._connected()
         if not _length(connection, queue):
             return
@@ -91,14 +90,12 @@ class AmqpDeadLetters:
                 yield letter
 
     def retry(self, letter: DeadLetter) -> bool:
-        """Replay a letter to its own queue; False: it is no longer there."""
         if letter.text not in self._taken:
             return False
         _publish(self._connected(), self._taken[letter.text][1], letter.origin, {})
         return self.purge(letter)
 
     def purge(self, letter: DeadLetter) -> bool:
-        """Discard a letter; False: it is no longer there."""
         channel, raw = self._taken.pop(letter.text, (None, None))
         if channel is not None:
             channel.basic_ack(raw.delivery_info["delivery_tag"])

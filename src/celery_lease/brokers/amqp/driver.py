@@ -105,44 +105,36 @@ class AmqpDriver(Driver):
 
     @classmethod
     def will_pass(cls, exc: BaseException) -> bool:
-        """Whether the broker closed the channel for its consumer timeout: a new one works."""
         return channels.will_pass(exc)
 
     @classmethod
     def doctor(cls) -> Doctor:
-        """Return the module with the checks of this broker."""
         from celery_lease.brokers.amqp import doctor  # noqa: PLC0415  (no worker needs it)
 
         return doctor
 
     @classmethod
     def transport_class(cls, kombus: Any) -> Any:
-        """Return a transport class whose connections have channels that can lease."""
         if not issubclass(kombus, pyamqp.Transport):
             return kombus
         channel = mixed(channels.Leasing, kombus.Connection.Channel)
         return changed(kombus, "Connection", changed(kombus.Connection, "Channel", channel))
 
     def lease_messages(self, channel: Any, holder: Holder, clock: Clock) -> None:
-        """Make a live kombu *channel* lease messages."""
         if not isinstance(channel, channels.Leasing):  # of a connection that another program opened
             channel.__class__ = mixed(channels.Leasing, type(channel))
         channel.begin_leases(self, holder, clock)
 
     def turn(self, channel: Any) -> None:
-        """Start or stop the broker's deliveries, as the holder's backlog requires."""
         channels.turn(channel)
 
     def tend(self, channel: Any) -> None:
-        """Do the consuming thread's urgent work while it does not read."""
         channels.tend(channel)
 
     def catch_up(self, channel: Any) -> None:
-        """Handle the frames that were read ahead, for a waiting event loop."""
         channels.catch_up(channel)
 
     def claim(self, received: ReceivedMessage, terms: Terms, now: float) -> Claim:
-        """Put a message that was received under a lease."""
         received.limit.log_if_short(terms.longest)
         token = self._tokens.next()
         seconds = min(terms.seconds, received.limit.seconds)
@@ -193,21 +185,17 @@ class AmqpDriver(Driver):
             return [self._extend(each, now, channels, confirmed) for each in renewals]
 
     def begin(self, tags: Sequence[str]) -> list[Answer]:
-        """Record that tasks begin: from now on, the end of one without an outcome is a loss."""
         self._losses.begin(tags)
         return [Answer.HELD] * len(tags)
 
     def ended(self, tags: Sequence[str]) -> None:
-        """Record that deliveries end in order, even if their channel may be closed by then."""
         self._losses.ended(tags)
 
     def complete(self, tags: Sequence[str]) -> list[Answer]:
-        """Acknowledge messages."""
         self._losses.ended(tags)
         return self._settle(tags, Delivery.acknowledge)
 
     def drop(self, tags: Sequence[str]) -> list[Answer]:
-        """Reject messages without requeueing."""
         return self._settle(tags, Delivery.drop)
 
     def requeue(
@@ -254,7 +242,6 @@ class AmqpDriver(Driver):
         return back
 
     def overdue(self, *, limit: int) -> list[Reaped]:
-        """Return the messages that :meth:`reap` would return."""
         with self._lock:
             return self._late(limit)
 

@@ -63,7 +63,6 @@ class PlainMessages:
         return taken
 
     def oldest(self, most: int) -> list[PlainMessage]:
-        """Return the messages that were received first."""
         return list(self._held.values())[:most]
 
     def clear(self) -> None:

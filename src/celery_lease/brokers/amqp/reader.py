@@ -88,7 +88,6 @@ class Reader:
         return self._connection.on_inbound_frame(frame) or frame[0] == HEARTBEAT
 
     def catch_up(self) -> None:
-        """Handle the frames that were read ahead, for a waiting event loop. In its thread only."""
         while self._frames:
             self.read(0)
 

@@ -22,6 +22,5 @@ class Tokens:
         self._last = 0
 
     def next(self) -> int:
-        """Return a token that is greater than all before it."""
         self._last = max(self._last + 1, int(self._clock.wall().timestamp() * 1_000_000))
         return self._last

@@ -25,7 +25,6 @@ class LeaseQoS(SettlingQoS, virtual.QoS):
     queue: str  # of the message that is delivered next
 
     def append(self, message: Any, delivery_tag: str) -> None:
-        """Record a delivery, under a lease if the holder has terms for it."""
         terms = self.holder.terms(message)
         if terms is None:
             super().append(message, delivery_tag)

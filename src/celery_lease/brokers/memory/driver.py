@@ -154,7 +154,6 @@ class MemoryDriver(VirtualDriver):
         return claim
 
     def take_key(self, tag: str) -> KeyAnswer:
-        """Take the key of a task that is about to start."""
         with self._store.lock:
             delivery, keys = self._store.deliveries.get(tag), self._store.keys
             if (
@@ -174,12 +173,10 @@ class MemoryDriver(VirtualDriver):
             return answer
 
     def keys_in_use(self) -> list[KeyUse]:
-        """Return the keys that are held or waited for."""
         with self._store.lock:
             return list(self._store.keys.in_use(self._epoch()))
 
     def parked(self) -> dict[str, int]:
-        """Return how many messages of each queue wait for a key."""
         with self._store.lock:
             return self._store.keys.parked()
 
@@ -187,17 +184,14 @@ class MemoryDriver(VirtualDriver):
         return self._clock.wall().timestamp() - self._clock.now()
 
     def extend(self, renewals: Sequence[Renewal], *, timeout: float = 0.0) -> list[Answer]:
-        """Move expiries."""
         del timeout
         with self._store.lock:
             return [self._extend(each, self._clock.now()) for each in renewals]
 
     def begin(self, tags: Sequence[str]) -> list[Answer]:
-        """Record that the tasks of messages begin: from now on an expiry is a loss."""
         return self._each(tags, self._begin)
 
     def complete(self, tags: Sequence[str]) -> list[Answer]:
-        """Forget messages for good."""
         return self._each(tags, self._store.complete)
 
     drop = complete
@@ -210,7 +204,6 @@ class MemoryDriver(VirtualDriver):
         front: bool = True,
         why: Mapping[str, object] | None = None,
     ) -> list[Answer]:
-        """Return messages to their queues."""
         del why
         return self._each(tags, lambda tag: self._store.requeue(tag, orderly=orderly, front=front))
 
@@ -225,7 +218,6 @@ class MemoryDriver(VirtualDriver):
         return late
 
     def overdue(self, *, limit: int) -> list[Reaped]:
-        """Return the messages that :meth:`reap` would return."""
         with self._store.lock:
             return self._late(limit)
 

@@ -121,7 +121,6 @@ class Keys:
         return False
 
     def parked(self) -> dict[str, int]:
-        """Return how many messages of each queue wait."""
         counts: dict[str, int] = defaultdict(int)
         for each in itertools.chain.from_iterable(self.lines.values()):
             counts[each.queue] += 1

@@ -103,11 +103,9 @@ class PgmqCheckpoints:
         weakref.finalize(self, _close, self._connections)
 
     def save(self, task_id: str, token: int, text: str) -> bool:
-        """Store *text*; False: a run with a larger token has used the checkpoint."""
         return self._write(task_id, token, text, self._kept)
 
     def load(self, task_id: str, token: int) -> tuple[bool, str | bytes | None]:
-        """Return whether no run with a larger token has used it, and the text, or None."""
         rows = self._run(_LOAD, self._prefix + task_id, token, None, self._kept or None)
         return (True, rows[0][0]) if rows else (False, None)
 
@@ -126,7 +124,6 @@ class PgmqCheckpoints:
         return self._write(task_id, token, None, FENCE_KEPT)
 
     def retire(self, task_id: str, token: int) -> bool:
-        """Let the text expire with a failed result; False as in :meth:`save`."""
         id_ = self._prefix + task_id
         ((held,),) = self._run(_RETIRE, token, self._failure_kept or None, id_, token, id_)
         return bool(held)

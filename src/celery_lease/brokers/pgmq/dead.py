@@ -138,7 +138,6 @@ class PgmqDeadLetters:
         return [name for name in names if next(self.letters(name), None)]
 
     def letters(self, queue: str) -> Iterator[DeadLetter]:
-        """Yield the dead letters of a *queue*, the oldest first; other messages are skipped."""
         source, last = self._table(queue), 0
         while page := self._run(_format(_LETTERS, source=source), last, PAGE):
             for _, message, dead in page:
@@ -146,13 +145,11 @@ class PgmqDeadLetters:
             last = page[-1][0]
 
     def retry(self, letter: DeadLetter) -> bool:
-        """Replay a letter to its own queue; False: it is no longer there."""
         source, target = self._table(letter.queue), table(letter.key)
         purge = _format(_PURGE, source=source)
         return bool(self._run(_format(_RETRY, purge=purge, target=target), letter.text.decode()))
 
     def purge(self, letter: DeadLetter) -> bool:
-        """Discard a letter; False: it is no longer there."""
         source = self._table(letter.queue)
         return bool(self._run(_format(_PURGE, source=source), letter.text.decode()))
 

@@ -113,17 +113,14 @@ class PgmqDriver(Keyed):
 
     @classmethod
     def transport_class(cls, kombus: Any) -> Any:
-        """Return a subclass of kombu's transport class whose channels can lease."""
         return closing(super().transport_class(kombus))
 
     @classmethod
     def unfit(cls, exc: BaseException) -> tuple[str, str] | None:
-        """Return the reason and the remedy for an error of a database that has to be prepared."""
         return pgmq_names.unfit(exc)
 
     @classmethod
     def unfit_name(cls, connection: Any, queue: str) -> str:
-        """Return the reason why pgmq does not allow a queue's name; "": it does."""
         return pgmq_names.unfit_name(connection, queue)
 
     @classmethod
@@ -139,14 +136,12 @@ class PgmqDriver(Keyed):
 
     @classmethod
     def checkpoints(cls, channel: Any, expires: int) -> PgmqCheckpoints:
-        """Store checkpoints in the database of a *channel*."""
         from celery_lease.brokers.pgmq import checkpoint  # noqa: PLC0415  (few workers need it)
 
         return checkpoint.connect(channel, expires)
 
     @classmethod
     def doctor(cls) -> Doctor:
-        """Return the module with the checks of this broker."""
         from celery_lease.brokers.pgmq import doctor  # noqa: PLC0415  (no worker needs it)
 
         return doctor
@@ -192,12 +187,10 @@ class PgmqDriver(Keyed):
     def extend(
         self, renewals: Sequence[Renewal], *, timeout: float = ANSWER_TIMEOUT
     ) -> list[Answer]:
-        """Move expiries, all in one round trip."""
         asks = [_Ask(Delivery.parse(each.tag), each.seconds, each.late) for each in renewals]
         return self._ask(Act.EXTEND, asks, timeout)
 
     def begin(self, tags: Sequence[str]) -> list[Answer]:
-        """Record that the tasks of messages begin: from now on an expiry is a loss."""
         return self._ask(Act.BEGIN, _asks(tags), ANSWER_TIMEOUT)
 
     def complete(self, tags: Sequence[str]) -> list[Answer]:
@@ -223,7 +216,6 @@ class PgmqDriver(Keyed):
         return self._end(Act.HAND_BACK if orderly else Act.RELEASE, tags)
 
     def dead_letter(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
-        """Move a message to a dead-letter queue, which is created if it is missing."""
         delivery, target = Delivery.parse(tag), self._names(queue)
         row = [delivery.msg_id, delivery.read_ct, delivery.read_at]
         try:
@@ -241,11 +233,9 @@ class PgmqDriver(Keyed):
         return answer
 
     def dead_letters(self) -> PgmqDeadLetters:
-        """Return the dead-letter queues."""
         return PgmqDeadLetters(self._run, self._names)
 
     def records(self) -> PgmqRecords:
-        """Return the records of the database, for commands that have no worker to ask."""
         return PgmqRecords(self._run, self._names)
 
     def statement_timeout(self) -> int:

@@ -191,7 +191,6 @@ class PgmqKeys:
         }
 
     def take(self, tag: str) -> KeyAnswer:
-        """Take the key of a task that is about to start. Never raises."""
         keyed = self._keyed.get(tag)
         if keyed is None:
             return KeyAnswer(Verdict.LOST)
@@ -220,7 +219,6 @@ class PgmqKeys:
         return sql.SQL("{}; {}").format(ask, WAKE)
 
     def forget(self, tags: Iterable[str]) -> None:
-        """Forget leases that have ended."""
         for tag in tags:
             self._keyed.pop(tag, None)
 

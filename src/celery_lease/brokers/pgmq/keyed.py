@@ -49,27 +49,21 @@ class Keyed(VirtualDriver):
         return None
 
     def take_key(self, tag: str) -> KeyAnswer:
-        """Take the key of a task that is about to start."""
         return self.keys.take(tag)
 
     def keys_in_use(self) -> list[KeyUse]:
-        """Return the keys that are held or waited for."""
         return self._lines().in_use() if self.keys.exist() else []
 
     def key_in_use(self, key: str) -> KeyUse | None:
-        """Return who holds a key and who waits for it; only its own rows are read."""
         return next(iter(self._lines().in_use(key)), None) if self.keys.exist() else None
 
     def key_awaited_by(self, task_id: str) -> str:
-        """Return the key for which a task's message waits; "": for none."""
         return self._lines().awaited_by(task_id) if self.keys.exist() else ""
 
     def first_parked(self, most: int) -> list[Recorded]:
-        """Return the first messages of each line, at most *most* in all."""
         return self._lines().first_parked(most) if self.keys.exist() else []
 
     def parked(self) -> dict[str, int]:
-        """Return how many messages of each queue wait for a key."""
         try:
             return self._lines().parked() if self.keys.exist() else {}
         except (psycopg.Error, OSError) as exc:

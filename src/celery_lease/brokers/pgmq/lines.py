@@ -116,11 +116,9 @@ class PgmqLines:
         return found
 
     def awaited_by(self, task_id: str) -> str:
-        """Return the key for which a task's message waits; "": for none."""
         return next((row.key for row in self._rows(_AWAITED, task_id)), "")
 
     def first_parked(self, most: int) -> list[Recorded]:
-        """Return the first messages of each line, at most *most* in all."""
         found: list[Recorded] = []
         lengths: dict[str, int] = {}
         for row in self._rows(_FIRST, most):
@@ -144,7 +142,6 @@ class PgmqLines:
         return found
 
     def parked(self) -> dict[str, int]:
-        """Return how many messages of each queue wait for a key."""
         with suppress(errors.UndefinedTable):
             return dict(self._run(_COUNTS, self._prefix))
         return {}

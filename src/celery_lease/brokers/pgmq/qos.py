@@ -35,7 +35,6 @@ class LeaseQoS(HoldingQoS, virtual.QoS):
 
     @staticmethod
     def name_of(message: Any) -> tuple[str, int]:
-        """Return the queue and the id of a message's row."""
         info = message.delivery_info
         return info.get("pgmq_queue"), info.get("pgmq_msg_id")
 

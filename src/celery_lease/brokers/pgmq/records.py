@@ -50,13 +50,11 @@ class PgmqRecords:
         self._names = names
 
     def leases(self, task_id: str | None = None) -> Iterator[Recorded]:
-        """Yield the hidden messages, all or those of one task."""
         for (queue,) in self._run(sql.SQL(_QUEUES)):
             with suppress(psycopg.errors.UndefinedTable):  # dropped a moment ago
                 yield from self._held(queue, task_id)
 
     def losses(self, tag: str) -> Sequence[Mapping[str, Any]]:
-        """Return the facts of the losses before a delivery."""
         delivery = Delivery.parse(tag)
         statement = _format(_LOSSES, delivery.queue)
         with suppress(psycopg.errors.UndefinedTable):
@@ -65,7 +63,6 @@ class PgmqRecords:
         return ()
 
     def waiting(self, task_id: str, queues: Sequence[str]) -> Waiting | None:
-        """Find a task's message in *queues*; None: it waits in none of them."""
         for queue in queues:
             statement = _format(_WAITING, self._names(queue))
             rows: list[Any] = []

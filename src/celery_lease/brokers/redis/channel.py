@@ -117,7 +117,6 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
 
     @when_leasing
     def restore_unacked(self, client: Any = None) -> None:
-        """Return messages that no task will work on; the channel is being closed."""
         self.return_idle()
         if self._delivered:  # kombu would connect for nothing, perhaps to a broker that is gone
             super().restore_unacked(client)

@@ -42,11 +42,9 @@ class RedisCheckpoints:
         self._script = self._lines.client.register_script(_source())
 
     def save(self, task_id: str, token: int, text: str) -> bool:
-        """Store *text*; False: a run with a larger token has used the checkpoint."""
         return self._run("save", task_id, token, self._kept, text)[0]
 
     def load(self, task_id: str, token: int) -> tuple[bool, str | bytes | None]:
-        """Return whether no run with a larger token has used it, and the text, or None."""
         return self._run("load", task_id, token, self._kept)
 
     def peek(self, task_id: str) -> str | bytes | None:
@@ -55,11 +53,9 @@ class RedisCheckpoints:
         return text  # type: ignore[no-any-return]
 
     def forget(self, task_id: str, token: int) -> bool:
-        """Delete the text; False as in :meth:`save`."""
         return self._run("forget", task_id, token, FENCE_KEPT)[0]
 
     def retire(self, task_id: str, token: int) -> bool:
-        """Let the text expire with a failed result; False as in :meth:`save`."""
         return self._run("retire", task_id, token, self._failure_expires)[0]
 
     def _run(self, command: str, task_id: str, *args: Any) -> tuple[bool, str | bytes | None]:

@@ -153,7 +153,6 @@ class Lines:
                 raise
 
     def close(self) -> None:
-        """Close all connections."""
         self._connection.disconnect()
         close_pool(self._pool)
 

@@ -32,7 +32,6 @@ class RedisDeadLetters:
         self._driver = driver
 
     def queues(self, likely: Sequence[str] = ()) -> list[str]:
-        """Return the names of the dead-letter queues that are not empty."""
         del likely
         names: Any = self._driver.server.call(
             lambda client: client.smembers(self._driver.keys.dead_letter_queues)
@@ -40,7 +39,6 @@ class RedisDeadLetters:
         return sorted(map(bytes_to_str, names))
 
     def letters(self, queue: str) -> Iterator[DeadLetter]:
-        """Yield the dead letters of a *queue*, the oldest first; other texts are skipped."""
         key = self._driver.keys.prefix + queue
         length: Any = self._driver.server.call(lambda client: client.llen(key))
         last = -1
@@ -51,13 +49,11 @@ class RedisDeadLetters:
             last -= len(page)
 
     def retry(self, letter: DeadLetter) -> bool:
-        """Replay a letter to its own queue; False: it is no longer there."""
         payload = json.loads(letter.text)
         text = dumps({key: value for key, value in payload.items() if key not in OURS})
         return self._move(letter, letter.key or self._driver.keys.prefix + letter.origin, text)
 
     def purge(self, letter: DeadLetter) -> bool:
-        """Discard a letter; False: it is no longer there."""
         return self._move(letter, "", "")
 
     def move(

@@ -77,7 +77,6 @@ class RedisDriver(VirtualDriver):
     )
 
     def __init__(self, channel: Any) -> None:
-        """Prepare for the server and the keys of a kombu *channel*; nothing is sent."""
         self.keys = Keys.of(channel)
         self.lines: Sequence[str] = ()  #: keys whose lines were listed last
         self.claims_keys = False  #: it may hold messages with exclusive keys
@@ -105,35 +104,29 @@ class RedisDriver(VirtualDriver):
 
     @classmethod
     def unfit(cls, exc: BaseException) -> tuple[str, str] | None:
-        """Return the missing permission that an error names, and the remedy."""
         return permissions.unfit(exc)
 
     @classmethod
     def lacking(cls, channel: Any, use: Use) -> tuple[str, str] | None:
-        """Return the missing permissions of a *channel*'s user, and the remedy."""
         return permissions.lacking(channel, use)
 
     @classmethod
     def will_pass(cls, exc: BaseException) -> bool:
-        """Whether the same call is likely to be answered later."""
         return refusals.will_pass(exc)
 
     @classmethod
     def checkpoints(cls, channel: Any, expires: int) -> RedisCheckpoints:
-        """Store checkpoints beside the messages of a *channel*."""
         from celery_lease.brokers.redis import checkpoint  # noqa: PLC0415  (few workers need it)
 
         return checkpoint.connect(channel, expires)
 
     @classmethod
     def doctor(cls) -> Doctor:
-        """Return the module with the checks of this broker."""
         from celery_lease.brokers.redis import doctor  # noqa: PLC0415  (no worker needs it)
 
         return doctor
 
     def end_receiving(self, channel: Any) -> None:
-        """Read the reply to a request under way."""
         channels.end_receiving(channel)
 
     def serve(self, worker: str) -> None:
@@ -169,7 +162,6 @@ class RedisDriver(VirtualDriver):
         return None if reply is None else delivery.claimed(reply, terms, asked_at)
 
     def take_key(self, tag: str) -> KeyAnswer:
-        """Take the key of a task that is about to start."""
         try:
             verdict, by = self.server.run("take", [*self.keys.claims, self.keys.token], [tag])
         except Exception as exc:  # noqa: BLE001  (no answer, in as many ways as there are faults)
@@ -178,19 +170,15 @@ class RedisDriver(VirtualDriver):
         return KeyAnswer(Verdict(bytes_to_str(verdict)), bytes_to_str(by))
 
     def keys_in_use(self) -> list[KeyUse]:
-        """Return the keys that are held or waited for."""
         return exclusive_keys.in_use(self)
 
     def key_in_use(self, key: str) -> KeyUse:
-        """Return who holds a key and who waits for it; only its own messages are read."""
         return exclusive_keys.use_of(self, key)
 
     def key_awaited_by(self, task_id: str) -> str:
-        """Return the key for which a task's message waits; "": for none."""
         return exclusive_keys.awaited_by(self, task_id)
 
     def first_parked(self, most: int) -> list[Recorded]:
-        """Return the first messages of each line, at most *most* in all."""
         return exclusive_keys.first_parked(self, most)
 
     def parked(self) -> dict[str, int]:
@@ -269,11 +257,9 @@ class RedisDriver(VirtualDriver):
         return answers + [Answer.UNKNOWN] * (len(renewals) - len(answers))
 
     def begin(self, tags: Sequence[str]) -> list[Answer]:
-        """Record that the tasks of messages begin: from now on an expiry is a loss."""
         return self.server.ask_in_pieces("begin", self.keys.claims, [], tags)
 
     def complete(self, tags: Sequence[str]) -> list[Answer]:
-        """Acknowledge messages."""
         frees = self.claims_keys or any(each.endswith(RESTS) for each in tags)
         script = "complete" if frees else "acknowledge"
         return self.server.ask_in_pieces(script, self.keys.claims, [], tags)
@@ -286,13 +272,11 @@ class RedisDriver(VirtualDriver):
         front: bool = True,
         why: Mapping[str, object] | None = None,
     ) -> list[Answer]:
-        """Return messages to their queues, in pieces; the last of *tags* is delivered first."""
         known = f"{json.dumps(why)[1:-1]}, " if why else ""
         how = ["1" if orderly else "0", "RPUSH" if front else "LPUSH", known]
         return self.server.ask_in_pieces("requeue", self.keys.claims, how, tags)
 
     def return_unclaimed(self, deliveries: Sequence[Delivery]) -> list[Answer]:
-        """Return messages that were popped but perhaps never claimed."""
         keys = [*self.keys.claims, self.keys.refusals]
         ask = partial(self.server.ask, "unclaim", keys, questions=1)
         facts = ([each.tag, each.key, each.unclaimed, each.arrival] for each in deliveries)
@@ -313,21 +297,17 @@ class RedisDriver(VirtualDriver):
             raise OSError(f"expired leases not read: {exc}") from exc
 
     def dead_letter(self, tag: str, queue: str, about: Mapping[str, str] | None = None) -> Answer:
-        """Move a message to a dead-letter queue."""
         keys = [*self.keys.claims, self.keys.refusals, self.keys.dead_letter_queues]
         args = [tag, self.keys.prefix + queue, queue, json.dumps(about or {})]
         return self.server.ask("dead_letter", keys, args, 1)[0]
 
     def dead_letters(self) -> RedisDeadLetters:
-        """Return the dead-letter queues."""
         return RedisDeadLetters(self)
 
     def records(self) -> RedisRecords:
-        """Return the records of the database, for commands that have no worker to ask."""
         return RedisRecords(self)
 
     def keys_of(self, queue: str) -> list[str]:
-        """Return the full keys of a queue's lists, the one that is read first in front."""
         return self._plain.keys_of(queue)
 
     def store_unreadable(self, key: str, text: bytes) -> None:
@@ -342,7 +322,6 @@ class RedisDriver(VirtualDriver):
             raise OSError(str(exc)) from exc
 
     def close(self) -> None:
-        """Close the driver's connections."""
         self.server.close()
 
     def _places(self, queues: Sequence[str]) -> list[str]:

@@ -16,7 +16,6 @@ class Keys:
 
     @classmethod
     def of(cls, channel: Any) -> Keys:
-        """Read the names from a kombu channel."""
         prefix = channel.global_keyprefix
         return cls(prefix + channel.unacked_index_key, prefix + channel.unacked_key, prefix)
 

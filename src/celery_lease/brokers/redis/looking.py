@@ -57,7 +57,6 @@ class Looks:
         }
 
     def command(self, queues: Sequence[str], stance: Stance | None = None) -> tuple[Any, ...]:
-        """Return the command for a look."""
         self.tag = f"arrival#{uuid.uuid4().hex}"
         expects = self._busy or (stance is not None and stance.expects)
         claims = self.claims.args(expects=expects)

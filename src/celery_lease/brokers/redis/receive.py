@@ -96,7 +96,6 @@ class Receiver:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the request under way waits at the server."""
         return bool(self._channel._in_poll) and self._manner.is_waiting  # noqa: SLF001
 
     @property
@@ -176,7 +175,6 @@ class Receiver:
         connection.send_packed_command(connection.pack_commands(commands))
 
     def _request(self, queues: list[str]) -> tuple[list[tuple[Any, ...]], float]:
-        """Return the commands to be sent, and for how many seconds the server may wait."""
         now = monotonic()
         if now >= self._polls_until:
             self._manner = self._standing

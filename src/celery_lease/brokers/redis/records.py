@@ -34,12 +34,10 @@ class RedisRecords:
         self._driver = driver
 
     def leases(self, task_id: str | None = None) -> Iterator[Recorded]:
-        """Yield the held messages, all or those of one task."""
         for page in pages(self._driver, "held", task_id):
             yield from self._recorded(self._driver.keys.claims[2], page)
 
     def losses(self, tag: str) -> Sequence[Mapping[str, Any]]:
-        """Return the lost deliveries of a message."""
         base = tag.removesuffix(RESTS)
         name = base[:-NONCE] if base[-NONCE : -NONCE + 1] == "#" else base
         key = f"{self._driver.keys.unacked}.history.{name}"
@@ -47,7 +45,6 @@ class RedisRecords:
         return [json.loads(text) for text in texts]
 
     def waiting(self, task_id: str, queues: Sequence[str]) -> Waiting | None:
-        """Find a task's message in *queues*; None: it waits in none of them."""
         needle = json.dumps(task_id).encode()
         for queue in queues:
             ahead = 0

@@ -148,7 +148,6 @@ class Server:
         return (*how, len(keys), *keys, *args)
 
     def close(self) -> None:
-        """Close all connections."""
         self._lines.close()
 
 

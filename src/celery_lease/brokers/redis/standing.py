@@ -98,7 +98,6 @@ class Standing:
         self._waiting.changed()
 
     def close(self) -> None:
-        """Close the watch connection."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None

@@ -87,8 +87,6 @@ class Sweeps:
         return self._rounds(limit, "leases", 0.0, self._return_leases, plain.timeout)
 
     def plain(self, limit: int, plain: PlainSweep) -> Iterator[Reaped]:
-        """Return up to *limit* overdue plain messages to their queues."""
-
         def reclaim(tags: list[bytes]) -> Iterator[Reaped]:
             return plain.run(tags, self._sweep, self._members)
 

@@ -89,7 +89,6 @@ class Watch:
         return [("CLIENT", "CACHING", "YES"), ("EXISTS", *keys)]
 
     def close(self) -> None:
-        """Close the connection."""
         if (self, self, TYPE) in self._cycle._chan_to_sock:  # noqa: SLF001
             self._forget(self._cycle._chan_to_sock.pop((self, self, TYPE)))  # noqa: SLF001
         with suppress(RedisError, OSError):

@@ -84,7 +84,6 @@ class SqsDeadLetters:
         self._hidden: dict[str, tuple[str, str]] = {}  # name and URL of the queue, by handle
 
     def queues(self, likely: Sequence[str]) -> list[str]:
-        """Return the *likely* queues that are not empty."""
         return [queue for queue in likely if self._length(queue)]
 
     def letters(self, queue: str) -> Iterator[DeadLetter]:
@@ -93,7 +92,6 @@ class SqsDeadLetters:
         yield from sorted(found, key=lambda letter: letter.died_at or 0.0)
 
     def retry(self, letter: DeadLetter) -> bool:
-        """Replay a letter to its own queue; False: it is no longer there."""
         raw = json.loads(letter.text)
         if raw["ReceiptHandle"] not in self._hidden:
             return False
@@ -103,7 +101,6 @@ class SqsDeadLetters:
         return self._delete(raw["ReceiptHandle"])
 
     def purge(self, letter: DeadLetter) -> bool:
-        """Discard a letter; False: it is no longer there."""
         return self._delete(json.loads(letter.text)["ReceiptHandle"])
 
     def close(self) -> None:

@@ -85,12 +85,10 @@ class SqsDriver(VirtualDriver):
 
     @classmethod
     def longest_poll(cls, connection: Any) -> float:
-        """Return the seconds for which a worker's last poll may go on."""
         return longest_poll(connection)
 
     @classmethod
     def doctor(cls) -> Doctor:
-        """Return the module with the checks of this broker."""
         from celery_lease.brokers.sqs import doctor  # noqa: PLC0415  (no worker needs it)
 
         return doctor
@@ -152,12 +150,10 @@ class SqsDriver(VirtualDriver):
         return self._batches.ask(CHANGE, entries, timeout)
 
     def begin(self, tags: Sequence[str]) -> list[Answer]:
-        """Record that tasks begin: from now on, the end of one without an outcome is a loss."""
         self._losses.begin(tags)
         return [Answer.HELD] * len(tags)
 
     def complete(self, tags: Sequence[str]) -> list[Answer]:
-        """Delete messages."""
         self._losses.ended(tags)
         return self._batches.ask(DELETE, [self._entry(tag) for tag in tags], ANSWER_TIMEOUT)
 
@@ -184,7 +180,6 @@ class SqsDriver(VirtualDriver):
         )
 
     def ended(self, tags: Sequence[str]) -> None:
-        """Record that deliveries end in order, before the call: SQS may serve them at once."""
         self._losses.ended(tags)
 
     def release(self, queue: str, url: str, handles: Sequence[str]) -> None:

@@ -57,7 +57,6 @@ class LeaseQoS(HoldingQoS, kombu_sqs.QoS):
         return True
 
     def restore_unacked(self) -> Any:
-        """Return messages that no task will work on; the channel is being closed."""
         self.return_idle()
         return super().restore_unacked()
 

@@ -51,7 +51,6 @@ class Receipts:
         self._known: dict[str, Receipt] = {}
 
     def add(self, receipt: Receipt) -> None:
-        """Add a delivery."""
         self._known[receipt.handle] = receipt
 
     def good(self, handle: str, now: float) -> Receipt | None:
@@ -72,7 +71,6 @@ class Receipts:
             self.moved(handle, until)
 
     def forget(self, handle: str) -> None:
-        """Remove a handle: it is never used again."""
         self._known.pop(handle, None)
 
     def sweep(self, now: float) -> None:

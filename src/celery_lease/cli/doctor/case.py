@@ -38,12 +38,10 @@ class Case:
 
     @property
     def driver(self) -> type[Driver]:
-        """The driver class of the broker."""
         return brokers.driver_class(self.driver_type)
 
     @property
     def can_ask(self) -> bool:
-        """Whether workers can be asked."""
         return bool(self.app.conf.worker_enable_remote_control) and not self.driver.unaskable
 
     @property

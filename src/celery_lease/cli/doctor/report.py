@@ -47,12 +47,10 @@ class Report:
 
     @property
     def title(self) -> str:
-        """The subject of the report."""
         return f"celery-lease doctor: app {self.app}, broker {self.broker}"
 
     @property
     def summary(self) -> str:
-        """The counts in words."""
         return ", ".join(map(" ".join, _counted(self)))
 
 

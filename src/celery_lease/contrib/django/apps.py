@@ -16,5 +16,4 @@ class LeaseConfig(AppConfig):  # type: ignore[misc]  # Django has no types
     verbose_name = "Leases"
 
     def ready(self) -> None:
-        """Register the checks."""
         register(check_leases, TAG)

@@ -82,7 +82,6 @@ class Places:
 
     @property
     def changed(self) -> bool:
-        """Whether there are changes to save."""
         return self.changes != self.saved
 
     def here(self) -> Place | None:
@@ -91,7 +90,6 @@ class Places:
         return next((place for thread, place in reversed(self._open) if thread == me), None)
 
     def enter(self, place: Place) -> None:
-        """Record that this thread has entered a loop."""
         self._open.append((get_ident(), place))
 
     def leave(self, place: Place) -> None:

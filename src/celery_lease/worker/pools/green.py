@@ -23,7 +23,6 @@ class Green(Pool):
         return number in self.celery_pool._pool_map  # noqa: SLF001
 
     def diagnose(self, entry: LeaseEntry) -> diagnosis.Diagnosis:
-        """Return a diagnosis of a task's greenlet."""
         greenlet = getattr(self.celery_pool, "_pool_map", {}).get(entry.pid)
         frame = getattr(greenlet, "gr_frame", None)
         return diagnosis.of_thread(entry.lease.claim.tag, frame)

@@ -30,7 +30,6 @@ class Prefork(Pool):
     alone = goes_on = ends_itself = True
 
     def diagnose(self, entry: LeaseEntry) -> diagnosis.Diagnosis:
-        """Return a diagnosis of a task's process."""
         return super().diagnose(entry) if entry.pid is None else diagnosis.of_process(entry.pid)
 
     def end(self, entry: LeaseEntry, release: Callable[[], None]) -> bool:

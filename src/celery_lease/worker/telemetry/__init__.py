@@ -36,7 +36,6 @@ class Telemetry:
 
     @property
     def stats(self) -> LeaseStats:
-        """The counters of its leases."""
         return self.leases.stats
 
     def look(self) -> Look:
