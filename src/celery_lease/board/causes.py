@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from celery_lease.board import DEADLINE, GRAINS, STARTED
+from celery_lease.board import DEADLINE, GRAINS, STARTED, Board, Slot
 from celery_lease.core.loss import LossReason, reason_in
 
 if TYPE_CHECKING:
-    from celery_lease.board import Board, Slot
     from celery_lease.core.ticket import Ticket
 
 

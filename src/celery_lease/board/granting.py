@@ -12,14 +12,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
 
-from celery_lease.board import ASKED, GRANTED, STARTED
+from celery_lease.board import ASKED, GRANTED, STARTED, Board, Slot
 from celery_lease.core.clock import host_seconds
 from celery_lease.core.loss import FLAG_LOST, FLAGS_ENDED
-
-if TYPE_CHECKING:
-    from celery_lease.board import Board, Slot
 
 #: Seconds between two looks: at first, and at most; each is a little longer than the one before.
 FIRST_LOOK, LONGEST_LOOK, SLOWER = 0.0001, 0.01, 1.2

@@ -8,13 +8,9 @@ publisher that sees an end gives up, and an end that sees a publication waits fo
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
-from celery_lease.board import CLOSED, PUBLISHING
+from celery_lease.board import CLOSED, PUBLISHING, Board, Slot
 from celery_lease.core.clock import host_seconds
-
-if TYPE_CHECKING:
-    from celery_lease.board import Board, Slot
 
 #: Longest wait of an end for a publication, and the time between two looks, in seconds.
 LONGEST_WAIT, LOOK_INTERVAL = 5.0, 0.002

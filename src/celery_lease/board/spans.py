@@ -14,12 +14,8 @@ it Celery publishes links, stores the outcome and calls errbacks. No code of aut
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
-from celery_lease.board import FLAG_BITS, FLAG_MASK, IN_SPAN
-
-if TYPE_CHECKING:
-    from celery_lease.board import Board, Slot
+from celery_lease.board import FLAG_BITS, FLAG_MASK, IN_SPAN, Board, Slot
 
 
 class Span(IntEnum):

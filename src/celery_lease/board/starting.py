@@ -8,14 +8,9 @@ both see the other, the message stays, and the run that gave up returns it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from celery_lease.board import BEAT, STARTED, WITHDRAWN
+from celery_lease.board import BEAT, STARTED, WITHDRAWN, Board, Slot
 from celery_lease.board.publishing import settle_memory
 from celery_lease.core.clock import host_seconds
-
-if TYPE_CHECKING:
-    from celery_lease.board import Board, Slot
 
 
 def begin(board: Board, slot: Slot) -> bool:

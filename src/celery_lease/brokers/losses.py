@@ -19,13 +19,12 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from celery_lease.core.clock import SystemClock
+from celery_lease.core.clock import Clock, SystemClock
 from celery_lease.core.dead import LOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from celery_lease.core.clock import Clock
 
 T = TypeVar("T")
 

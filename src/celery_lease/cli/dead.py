@@ -12,7 +12,7 @@ import click
 from celery_lease import settings
 from celery_lease.cli.broker import driver_of
 from celery_lease.cli.ids import expanded
-from celery_lease.core.dead import reason_of
+from celery_lease.core.dead import DeadLetter, DeadLetters, reason_of
 from celery_lease.core.words import counted
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from celery_lease.core.dead import DeadLetter, DeadLetters
 
 QUEUES = click.option(
     "-q",

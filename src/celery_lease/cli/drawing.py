@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from celery_lease.cli.timeline import HELD
+from celery_lease.cli.timeline import HELD, Bar, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_lease.cli.timeline import Bar, Timeline
 
 #: Bars that are drawn; further ones are only counted. Characters of the text beside a bar.
 MOST_BARS, LONGEST_WORDS = 200, 120

@@ -14,7 +14,7 @@ from celery_lease.cli.broker import called, reached
 from celery_lease.cli.rows import span
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.delivery import Answer
-from celery_lease.core.keys import Parked
+from celery_lease.core.keys import KeyUse, Parked
 from celery_lease.core.words import counted
 from celery_lease.task.keys import able
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from celery_lease.core.driver import Driver
-    from celery_lease.core.keys import KeyUse
 
 #: Messages deleted in one call.
 PIECE = 100

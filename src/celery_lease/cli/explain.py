@@ -19,7 +19,7 @@ from celery_lease.cli.story import Facts, story_of
 from celery_lease.cli.workers import TIMEOUT, warn_of_namesakes
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.secrets import masked
-from celery_lease.view import Collector
+from celery_lease.view import Collector, LeaseRow, Sources, View
 from celery_lease.view.row import ON_RECORD
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from celery_lease.core.driver import Driver
     from celery_lease.task.checkpoints.looking import Saved
-    from celery_lease.view import LeaseRow, Sources, View
 
 
 @click.command()

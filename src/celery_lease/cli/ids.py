@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from celery_lease.core.clock import SystemClock
-from celery_lease.view import Collector
+from celery_lease.view import Collector, Sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from celery_lease.view import Sources
 
 #: Characters of Celery's own ids, and the fewest of them that are shown.
 WHOLE, SHORTEST = 36, 8

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import click
 from textual import work
-from textual.app import App
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
 from textual.screen import ModalScreen
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.text import Text
-    from textual.app import ComposeResult
 
     from celery_lease.cli.top import Screen
     from celery_lease.view import LeaseRow

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from celery import states
-
-if TYPE_CHECKING:
-    from celery import Celery
-
+from celery import Celery, states
 
 #: The most characters of an error that are shown.
 LONGEST = 200

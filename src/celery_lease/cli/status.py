@@ -21,13 +21,11 @@ from celery_lease.cli.workers import (
 )
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.words import counted
-from celery_lease.view import Collector
+from celery_lease.view import Collector, LeaseRow, View
 from celery_lease.view.row import PARKED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from celery_lease.view import LeaseRow, View
 
 
 @click.command()

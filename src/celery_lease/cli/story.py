@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from celery_lease import brokers
 from celery_lease.cli.broker import called
 from celery_lease.cli.ids import WHOLE
-from celery_lease.cli.results import is_final
+from celery_lease.cli.results import Result, is_final
 from celery_lease.cli.rows import amount, span
-from celery_lease.core.dead import DEAD_AGAIN, reason_of
+from celery_lease.core.dead import DEAD_AGAIN, DeadLetter, reason_of
 from celery_lease.core.words import counted
 from celery_lease.view.asking import node_of
 from celery_lease.view.row import ORPHANED, RESTING
@@ -22,8 +22,6 @@ from celery_lease.view.row import ORPHANED, RESTING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from celery_lease.cli.results import Result
-    from celery_lease.core.dead import DeadLetter
     from celery_lease.core.keys import Parked
     from celery_lease.core.records import Waiting
     from celery_lease.task.checkpoints.looking import Saved

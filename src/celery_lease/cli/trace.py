@@ -23,14 +23,12 @@ from celery_lease.cli.timeline import Timeline
 from celery_lease.cli.workers import EX_UNAVAILABLE, CannotAsk, report_silent, warn_of_namesakes
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.words import counted
-from celery_lease.view import Collector
+from celery_lease.view import Collector, Sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from celery import Celery
-
-    from celery_lease.view import Sources
 
     #: Sends a command to workers, waits some seconds, and returns their replies by name.
     Ask = Callable[[str, Sequence[str], float, dict[str, Any]], dict[str, Any]]

@@ -16,14 +16,13 @@ import click
 from celery_lease.cli.broker import ANSWER_TIMEOUT, BrokerAway
 from celery_lease.cli.sources import sources
 from celery_lease.core.clock import SystemClock, thread_seconds
-from celery_lease.view import Collector
+from celery_lease.view import Collector, Sources, View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from celery import Celery
 
-    from celery_lease.view import Sources, View
 
 #: The share of a processor that collecting may take.
 SHARE = 0.04

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable, Sized
+from typing import Any
 
 #: The errors of a ``len()`` without an answer; all others have another cause.
 NO_LENGTH = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError)

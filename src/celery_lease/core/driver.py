@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from celery_lease.core.delivery import Answer, Capabilities
+from celery_lease.core.delivery import Answer, Capabilities, Holder, Reaped, Renewal
 from celery_lease.core.errors import UnsupportedOperation
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from celery_lease.core.clock import Clock
     from celery_lease.core.dead import DeadLetters
-    from celery_lease.core.delivery import Holder, Reaped, Renewal
     from celery_lease.core.findings import Doctor
     from celery_lease.core.keys import KeyAnswer, KeyUse
     from celery_lease.core.records import Recorded, Records

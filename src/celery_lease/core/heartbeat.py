@@ -14,12 +14,11 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from celery_lease.core.clock import SystemClock
+from celery_lease.core.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_lease.core.clock import Clock
 
 logger = logging.getLogger(__name__)
 

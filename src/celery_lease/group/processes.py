@@ -10,14 +10,13 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from signal import SIGKILL
+from signal import SIGKILL, Signals
 from typing import TYPE_CHECKING
 
 from .member import NAME_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from signal import Signals
 
     from .member import Member
 

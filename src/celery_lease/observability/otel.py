@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
+from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation, get_meter
 
 import celery_lease
 from celery_lease.core.stats import BOUNDS, standalone
@@ -17,8 +17,6 @@ from celery_lease.observability.snapshot import snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from opentelemetry.metrics import Histogram
 
     from celery_lease.worker.telemetry import Telemetry
 

@@ -13,15 +13,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import propagate, trace
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 
 import celery_lease
 from celery_lease.worker.telemetry.trail import Batch, Holding, Trail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from opentelemetry.trace import Tracer
 
     from celery_lease.worker.telemetry import Telemetry
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,6 @@ from celery_lease.worker import telemetry as workers
 from celery_lease.worker.telemetry.health import WorkerHealth, health_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from celery_lease.worker.telemetry import Look, Telemetry
 
 #: Values of the labels, with the metric's value.

@@ -38,7 +38,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery_lease import brokers
-from celery_lease.core.clock import SystemClock
+from celery_lease.core.clock import Clock, SystemClock
 from celery_lease.core.delivery import Answer, Claim, Reaped, Renewal, Terms
 from celery_lease.core.errors import ReceiptHandleExpiredError
 from celery_lease.core.stats import Fact, standalone
@@ -46,7 +46,6 @@ from celery_lease.core.stats import Fact, standalone
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from celery_lease.core.clock import Clock
     from celery_lease.core.driver import Driver
 
 #: Longest wait for an answer to one extension, in seconds.

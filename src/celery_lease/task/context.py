@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from celery_lease import board as beatboard
@@ -27,7 +27,6 @@ from celery_lease.task.iterating.loop import iterate
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterable, Iterator
-    from datetime import datetime
 
     from celery_lease.core.heartbeat import Heartbeat
 

@@ -21,7 +21,7 @@ import threading
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from celery import current_app
+from celery import Task, current_app
 from celery.app import trace as celery_trace
 from celery.utils.imports import symbol_by_name
 
@@ -33,8 +33,6 @@ from celery_lease.task.tracing import leased_tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from celery import Task
 
     Around = Callable[..., Any]
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from celery_lease.board import BEAT, Board, Slot, publishing, spans
+from celery_lease.board import BEAT, Board, Outcome, Slot, publishing, spans
 from celery_lease.board.spans import Span
 from celery_lease.core.clock import host_seconds
 from celery_lease.core.delivery import Answer
@@ -23,7 +23,6 @@ from celery_lease.task.context import ToolContext
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_lease.board import Outcome
     from celery_lease.core.ticket import Ticket
 
 #: Seconds between two looks at the board by :func:`prolong`.

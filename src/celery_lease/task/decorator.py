@@ -23,7 +23,7 @@ from typing import (
     overload,
 )
 
-from celery import _state
+from celery import Celery, Task, _state
 from celery.local import Proxy
 
 from celery_lease.task.task import LeasedTask, check_options, mixed_base
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import datetime
 
-    from celery import Celery, Task
     from celery.result import AsyncResult
 
     from celery_lease.task.context import ToolContext

@@ -14,7 +14,7 @@ from celery_lease import brokers
 from celery_lease.core import keys
 from celery_lease.core.errors import UnsupportedBroker
 from celery_lease.core.faults import Fault
-from celery_lease.core.keys import HEADER, KeyFault
+from celery_lease.core.keys import HEADER, KeyFault, Rule
 from celery_lease.settings import LeaseConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from celery_lease.core.keys import Rule
 
 OPTION = "lease_key"
 HINT = "name parameters of the task, as in 'import:{customer_id}', or give a callable of them"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery import chunks as celery_chunks, group, signature
+from celery import Celery, chunks as celery_chunks, group, signature
 from celery.canvas import Signature
 
 from celery_lease.task import keys
@@ -17,8 +17,6 @@ from celery_lease.task.task import LeasedTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-
-    from celery import Celery
 
     from celery_lease.task.context import ToolContext
 

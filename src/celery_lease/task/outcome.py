@@ -11,7 +11,7 @@ import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from celery import states
+from celery import Celery, Task, states
 from celery.exceptions import Ignore, TaskRevokedError
 
 from celery_lease.board import Outcome
@@ -31,18 +31,14 @@ from celery_lease.task.current import (
     prolong,
     standing,
 )
-from celery_lease.task.injection import NOTHING
+from celery_lease.task.injection import NOTHING, Injection
 from celery_lease.task.iterating import loop as iterating
-from celery_lease.task.runs import current_run
+from celery_lease.task.runs import Run, current_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from celery import Celery, Task
-
     from celery_lease.task.context import ToolContext
-    from celery_lease.task.injection import Injection
-    from celery_lease.task.runs import Run
 
 logger = logging.getLogger(__name__)
 

@@ -34,12 +34,11 @@ from celery_lease.core.secrets import masked
 from celery_lease.core.words import counted
 from celery_lease.task import outcome
 from celery_lease.task.current import must_give_up
-from celery_lease.task.runs import current_run
+from celery_lease.task.runs import Run, current_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_lease.task.runs import Run
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
-from celery import states
+from celery import Task, states
 from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Reject
 
@@ -27,8 +27,6 @@ from celery_lease.task.runs import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from celery import Task
 
     Tracer = Callable[..., trace_ok_t]
 

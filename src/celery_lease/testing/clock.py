@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from celery_lease.core.clock import SystemClock, host_seconds
@@ -20,7 +20,6 @@ from celery_lease.task.iterating import loop, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from datetime import datetime
 
 #: The places where contexts and their loops find the function for the time.
 _ASKED = (vars(context), vars(loop), vars(places))

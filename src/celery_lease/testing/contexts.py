@@ -12,13 +12,13 @@ import json
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import celery_lease
 from celery_lease import board as beatboard, settings
-from celery_lease.board import BEAT, Board
+from celery_lease.board import BEAT, Board, Progress
 from celery_lease.core.loss import (
     CONSEQUENCES,
     FLAG_CANCELLED,
@@ -26,7 +26,7 @@ from celery_lease.core.loss import (
     FLAGS_ENDED,
     LossReason,
 )
-from celery_lease.core.policy import Mode
+from celery_lease.core.policy import LeasePolicy, Mode
 from celery_lease.core.ticket import Ticket
 from celery_lease.task.checkpoints import Checkpoints
 from celery_lease.task.checkpoints.memory import MemoryStore
@@ -35,10 +35,7 @@ from celery_lease.task.task import LeasedTask, lease_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from datetime import datetime
 
-    from celery_lease.board import Progress
-    from celery_lease.core.policy import LeasePolicy
     from celery_lease.testing.clock import LeaseClock
 
 #: Files whose frames are not the user's.

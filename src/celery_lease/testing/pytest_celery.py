@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from celery import __version__ as celery_version
+from celery import Celery, __version__ as celery_version
 from pytest_celery import CeleryTestBackend, CeleryTestBroker, CeleryTestWorker
 
 from celery_lease.testing.worker import WorkerProcess, name_of
@@ -23,8 +23,6 @@ from celery_lease.testing.worker import WorkerProcess, name_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from celery import Celery
 
 
 __all__ = ["celery_backend", "celery_broker", "celery_worker"]

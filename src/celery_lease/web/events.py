@@ -8,17 +8,13 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import click
 
 from celery_lease.cli.broker import reached
 from celery_lease.cli.sources import sources
 from celery_lease.cli.trace import Listeners, listening
-from celery_lease.web.watch import SLOW_AFTER
-
-if TYPE_CHECKING:
-    from celery_lease.web.watch import PageWatch
+from celery_lease.web.watch import SLOW_AFTER, PageWatch
 
 logger = logging.getLogger("celery_lease.web")
 

@@ -22,9 +22,9 @@ from celery_lease.cli.explain import (
 )
 from celery_lease.cli.stack import seen
 from celery_lease.cli.status import document as leases_document
-from celery_lease.cli.story import story_of
+from celery_lease.cli.story import Facts, story_of
 from celery_lease.web import board
-from celery_lease.web.crew import arguments_of, crew_of, document as crew_document
+from celery_lease.web.crew import Hand, arguments_of, crew_of, document as crew_document
 from celery_lease.web.picture import SPANS, document as history_document, picture, task_picture
 from celery_lease.web.site import REPLY, Site, as_json, trouble_of
 
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from celery_lease.cli.story import Facts
     from celery_lease.core.keys import KeyUse
-    from celery_lease.web.crew import Hand
 
 T = TypeVar("T")
 

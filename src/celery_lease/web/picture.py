@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from celery_lease.cli.rows import span
-from celery_lease.cli.timeline import HELD
-from celery_lease.web.history import KEPT, begin
+from celery_lease.cli.timeline import HELD, Bar
+from celery_lease.web.history import KEPT, History, begin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from celery_lease.cli.timeline import Bar
-    from celery_lease.web.history import History
 
 #: Minutes to choose from, and the most lanes of one worker.
 SPANS, LANES = (5, 15, 60), 24

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
-from starlette.responses import HTMLResponse, JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from celery_lease import brokers
 from celery_lease.cli import rows
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import click
     from celery import Celery
     from starlette.requests import Request
-    from starlette.responses import Response
 
     from celery_lease.web.events import Events
 

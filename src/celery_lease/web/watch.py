@@ -15,14 +15,13 @@ import click
 
 from celery_lease.cli.watch import Watch
 from celery_lease.core.clock import SystemClock
-from celery_lease.view import View
+from celery_lease.view import LeaseRow, Sources, View
 from celery_lease.web.history import History
 from celery_lease.web.rates import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from celery_lease.view import LeaseRow, Sources
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from celery_lease.board import Outcome
+from celery_lease.board import Board, Outcome, Slot
 from celery_lease.board.spans import Span
 from celery_lease.core import fields
-from celery_lease.core.keys import Verdict
+from celery_lease.core.keys import Exclusive, Verdict
 from celery_lease.core.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from celery.worker.request import Request
 
-    from celery_lease.board import Board, Slot
-    from celery_lease.core.keys import Exclusive
     from celery_lease.core.lease import Lease
     from celery_lease.worker.registry import LeaseRegistry
 

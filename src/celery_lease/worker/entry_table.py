@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from celery_lease import board as beatboard
-from celery_lease.board import spans, standstill, starting
+from celery_lease.board import Board, spans, standstill, starting
 from celery_lease.core.loss import FLAG_RELEASED, FLAGS_ENDED
 from celery_lease.worker import fork_safety
 from celery_lease.worker.paces import Paces
@@ -25,7 +25,6 @@ from celery_lease.worker.telemetry.stats import LeaseStats
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from celery_lease.board import Board
     from celery_lease.core.clock import Clock
     from celery_lease.core.lease import State
     from celery_lease.worker.entries import Ending, LeaseEntry

@@ -7,18 +7,14 @@ it, since more requests may wait in those pools than run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery.exceptions import TaskRevokedError
 
-from celery_lease.core.keys import Verdict
+from celery_lease.core.keys import KeyAnswer, Verdict
 from celery_lease.worker import pools
-from celery_lease.worker.entries import REVOKED, Ending
+from celery_lease.worker.entries import REVOKED, Ending, LeaseHandle
 from celery_lease.worker.telemetry import log_messages
-
-if TYPE_CHECKING:
-    from celery_lease.core.keys import KeyAnswer
-    from celery_lease.worker.entries import LeaseHandle
 
 
 def turned_away(lease: LeaseHandle | None) -> KeyAnswer | None:

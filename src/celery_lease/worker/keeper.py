@@ -16,7 +16,7 @@ from celery_lease import board as beatboard
 from celery_lease.board import Outcome, spans, standstill
 from celery_lease.board.spans import Span
 from celery_lease.core.delivery import Answer
-from celery_lease.core.lease import State
+from celery_lease.core.lease import Extension, State
 from celery_lease.core.loss import CONSEQUENCES
 from celery_lease.core.policy import Mode
 from celery_lease.worker import beginnings
@@ -27,7 +27,6 @@ from celery_lease.worker.telemetry import log_messages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_lease.core.lease import Extension
     from celery_lease.worker.entries import LeaseEntry
     from celery_lease.worker.registry import LeaseRegistry
 

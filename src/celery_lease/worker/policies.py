@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_lease import settings
 from celery_lease.core.faults import Fault
-from celery_lease.settings import LeaseConfigError
+from celery_lease.settings import LeaseConfigError, Resolved
 from celery_lease.task import keys, mapping
 from celery_lease.task.task import LeasedTask, lease_options
 from celery_lease.worker import covered
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from celery_lease.core.policy import LeasePolicy
-    from celery_lease.settings import Resolved
 
 logger = logging.getLogger(__name__)
 

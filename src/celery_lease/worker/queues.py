@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from celery_lease import brokers
 from celery_lease.core.faults import Fault
-from celery_lease.settings import LeaseConfigError
+from celery_lease.settings import LeaseConfigError, Settings
 
 if TYPE_CHECKING:
     from celery import Celery
-
-    from celery_lease.settings import Settings
 
 
 def check_names(app: Celery, loaded: Settings, connection: Any) -> None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import TimeLimitExceeded
 
-from celery_lease.board import Outcome, granting, spans
+from celery_lease.board import Board, Outcome, granting, spans
 from celery_lease.core.delivery import Answer, Claim, Terms
-from celery_lease.core.keys import KeyAnswer, Verdict
+from celery_lease.core.keys import Exclusive, KeyAnswer, Verdict
 from celery_lease.core.lease import Lease, State
 from celery_lease.core.loss import FLAGS_ENDED, LossReason
 from celery_lease.settings import LeaseConfigError
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 
     from celery.worker.request import Request
 
-    from celery_lease.board import Board
     from celery_lease.core.clock import Clock
     from celery_lease.core.driver import Driver
-    from celery_lease.core.keys import Exclusive
     from celery_lease.core.policy import LeasePolicy
     from celery_lease.core.ticket import Ticket
 

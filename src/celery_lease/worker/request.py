@@ -25,17 +25,15 @@ from celery.worker.request import Request
 from celery_lease.board import BoardFull
 from celery_lease.celery_patches.wrapped_failures import unwrapped
 from celery_lease.core.errors import TooManyDeliveries
-from celery_lease.core.ticket import KEY as TICKET
+from celery_lease.core.ticket import KEY as TICKET, Ticket
 from celery_lease.task import hooks
 from celery_lease.task.outcome import Cancelled, Discarded, HandedOver, NotStored, OutOfReach
 from celery_lease.worker import beginnings, compat, exclusive, poison, pools
-from celery_lease.worker.entries import Ending
+from celery_lease.worker.entries import Ending, LeaseHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_lease.core.ticket import Ticket
-    from celery_lease.worker.entries import LeaseHandle
 
 logger = logging.getLogger(__name__)
 

@@ -28,10 +28,9 @@ from typing import TYPE_CHECKING
 
 from celery_lease.board import spans
 from celery_lease.core.loss import FLAG_OUT_OF_TIME, FLAG_SHUTDOWN
-from celery_lease.worker.entries import REVOKED, Ending
+from celery_lease.worker.entries import REVOKED, Ending, LeaseEntry
 
 if TYPE_CHECKING:
-    from celery_lease.worker.entries import LeaseEntry
     from celery_lease.worker.pools import Pool
     from celery_lease.worker.registry import LeaseRegistry
 

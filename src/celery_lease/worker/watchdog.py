@@ -22,19 +22,17 @@ from typing import TYPE_CHECKING
 from celery_lease import board as beatboard
 from celery_lease.board import Outcome, spans
 from celery_lease.board.spans import Span
-from celery_lease.core.lease import State
+from celery_lease.core.lease import Lease, State
 from celery_lease.core.policy import Mode, OnLost
 from celery_lease.worker import crashes
 from celery_lease.worker.diagnosis import Doing
-from celery_lease.worker.entries import Ending
+from celery_lease.worker.entries import Ending, LeaseEntry
 from celery_lease.worker.keeper import REST_WAIT
 from celery_lease.worker.telemetry import log_messages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from celery_lease.core.lease import Lease
-    from celery_lease.worker.entries import LeaseEntry
     from celery_lease.worker.pools import Pool
     from celery_lease.worker.registry import LeaseRegistry
 

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import AccessRefused, ChannelError, NotFound, PreconditionFailed
 
-from celery_lease.core.findings import Finding, error
+from celery_lease.core.findings import Examined, Finding, error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_lease.core.findings import Examined
 
 CHECK = "rabbitmq.declared"
 

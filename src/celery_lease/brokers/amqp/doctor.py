@@ -18,13 +18,12 @@ from celery_lease.brokers.amqp.limits import (
     consumer_timeout,
     faulty_option,
 )
-from celery_lease.core.findings import Finding, error, notice, ok, warning
+from celery_lease.core.findings import Examined, Finding, error, notice, ok, warning
 from celery_lease.core.words import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from celery_lease.core.findings import Examined
 
 ASK = "rabbitmqctl eval 'application:get_env(rabbit, consumer_timeout).' shows the server's, in ms."
 

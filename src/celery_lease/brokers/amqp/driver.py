@@ -15,24 +15,20 @@ from kombu.transport import pyamqp
 from celery_lease.brokers.amqp import channel as channels, dead
 from celery_lease.brokers.amqp.counts import Counts
 from celery_lease.brokers.amqp.dead import AmqpDeadLetters
-from celery_lease.brokers.amqp.delivery import Delivery
+from celery_lease.brokers.amqp.delivery import Delivery, ReceivedMessage
 from celery_lease.brokers.amqp.frames import is_cut
 from celery_lease.brokers.amqp.limits import faulty_option
-from celery_lease.brokers.amqp.reader import reader_of
+from celery_lease.brokers.amqp.reader import Reader, reader_of
 from celery_lease.brokers.amqp.tokens import Tokens
 from celery_lease.brokers.losses import Losses
 from celery_lease.brokers.qos import changed, mixed
-from celery_lease.core.clock import SystemClock
-from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal, Terms
+from celery_lease.core.clock import Clock, SystemClock
+from celery_lease.core.delivery import Answer, Capabilities, Claim, Holder, Reaped, Renewal, Terms
 from celery_lease.core.driver import Driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from celery_lease.brokers.amqp.delivery import ReceivedMessage
-    from celery_lease.brokers.amqp.reader import Reader
-    from celery_lease.core.clock import Clock
-    from celery_lease.core.delivery import Holder
     from celery_lease.core.findings import Doctor
 
 logger = logging.getLogger(__name__)

@@ -12,15 +12,13 @@ from kombu.transport.memory import Channel
 from celery_lease.brokers.memory.channel import Leasing
 from celery_lease.brokers.memory.exclusive import PLACE, REPLACED, Keys
 from celery_lease.brokers.qos import VirtualDriver
-from celery_lease.core.clock import SystemClock
+from celery_lease.core.clock import Clock, SystemClock
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal, Terms
-from celery_lease.core.keys import KeyAnswer, Verdict
+from celery_lease.core.keys import Exclusive, KeyAnswer, KeyUse, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from celery_lease.core.clock import Clock
-    from celery_lease.core.keys import Exclusive, KeyUse
 
 #: Key of celery-lease at the top of a message in its queue: earlier deliveries, and losses.
 COUNTERS = "lease"

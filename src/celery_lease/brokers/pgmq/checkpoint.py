@@ -18,11 +18,9 @@ from psycopg import errors, sql
 from celery_lease.brokers.checkpoints import FENCE_KEPT, kept
 from celery_lease.brokers.pgmq.connections import Connections, yield_to_greenlets
 from celery_lease.brokers.pgmq.tables import grant, making
-from celery_lease.core.clock import SystemClock
+from celery_lease.core.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from celery_lease.core.clock import Clock
-
     _Statement = sql.SQL | sql.Composed
 
 TABLE = "pgmq.celery_lease_checkpoints"

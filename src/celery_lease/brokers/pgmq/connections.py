@@ -14,12 +14,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import waiting
+from psycopg import sql, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
-
-    from psycopg import sql
 
     from celery_lease.core.clock import Clock
 

@@ -13,14 +13,13 @@ from celery_lease.brokers.pgmq.connections import CONNECT_TIMEOUT
 from celery_lease.brokers.pgmq.names import LONGEST, unfit_name
 from celery_lease.brokers.pgmq.tables import rights
 from celery_lease.core.clock import SystemClock
-from celery_lease.core.findings import Finding, error, notice, ok, warning
+from celery_lease.core.findings import Examined, Finding, error, notice, ok, warning
 from celery_lease.core.offset import Offset
 from celery_lease.core.words import page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_lease.core.findings import Examined
 
 #: The server may end a statement for a thousand leases below this limit; in milliseconds.
 BRIEF = 1000

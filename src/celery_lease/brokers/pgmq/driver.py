@@ -19,12 +19,12 @@ from celery_lease.brokers.pgmq.channel import Leasing
 from celery_lease.brokers.pgmq.connections import Connections, yield_to_greenlets
 from celery_lease.brokers.pgmq.dead import PgmqDeadLetters
 from celery_lease.brokers.pgmq.exclusive import ANSWER_TIMEOUT, PgmqKeys
-from celery_lease.brokers.pgmq.fence import Delivery
+from celery_lease.brokers.pgmq.fence import Delivery, ReceivedMessage
 from celery_lease.brokers.pgmq.keyed import Keyed
 from celery_lease.brokers.pgmq.records import PgmqRecords
 from celery_lease.brokers.pgmq.statements import Act, parameters, statement
 from celery_lease.celery_patches.open_pools import closing
-from celery_lease.core.clock import SystemClock
+from celery_lease.core.clock import Clock, SystemClock
 from celery_lease.core.dead import LOST
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Renewal
 from celery_lease.core.words import counted
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from celery_lease.brokers.pgmq.checkpoint import PgmqCheckpoints
-    from celery_lease.brokers.pgmq.fence import ReceivedMessage
-    from celery_lease.core.clock import Clock
     from celery_lease.core.findings import Doctor
     from celery_lease.core.keys import KeyAnswer
 

@@ -34,7 +34,7 @@ from celery_lease.brokers.pgmq.key_statements import (
     WAKE,
     asked,
 )
-from celery_lease.core.keys import KeyAnswer, Verdict
+from celery_lease.core.keys import Exclusive, KeyAnswer, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from celery_lease.brokers.pgmq.fence import ReceivedMessage
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Claim
-    from celery_lease.core.keys import Exclusive
 
 logger = logging.getLogger(__name__)
 

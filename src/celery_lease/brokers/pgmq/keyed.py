@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from celery_lease.brokers.pgmq.exclusive import ANSWER_TIMEOUT, NoKeyTable
+from celery_lease.brokers.pgmq.exclusive import ANSWER_TIMEOUT, NoKeyTable, PgmqKeys
 from celery_lease.brokers.pgmq.lines import PARKED, PgmqLines
 from celery_lease.brokers.qos import VirtualDriver
-from celery_lease.core.delivery import Answer
+from celery_lease.core.delivery import Answer, Reaped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from psycopg import sql
 
     from celery_lease.brokers.pgmq.connections import Connections
-    from celery_lease.brokers.pgmq.exclusive import PgmqKeys
     from celery_lease.brokers.use import Use
-    from celery_lease.core.delivery import Reaped
     from celery_lease.core.keys import KeyAnswer, KeyUse
     from celery_lease.core.records import Recorded
 

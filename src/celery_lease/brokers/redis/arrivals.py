@@ -16,11 +16,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from celery_lease.core.delivery import Claim
+from celery_lease.core.delivery import Claim, Terms
 
 if TYPE_CHECKING:
     from celery_lease.core.clock import Clock
-    from celery_lease.core.delivery import Terms
     from celery_lease.core.keys import Exclusive
 
 #: What a record says about a lease that the script can claim.

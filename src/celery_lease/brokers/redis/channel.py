@@ -20,7 +20,7 @@ from kombu.utils.json import dumps
 from celery_lease.brokers.qos import LeasingChannel, SettlingQoS, when_leasing
 from celery_lease.brokers.redis.delivery import Delivery
 from celery_lease.brokers.redis.receive import Receiver, check_tag
-from celery_lease.core.delivery import Answer
+from celery_lease.core.delivery import Answer, Claim, Holder, Terms
 from celery_lease.core.keys import KeyAnswer
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from celery_lease.brokers.redis.driver import RedisDriver
     from celery_lease.core.clock import Clock
-    from celery_lease.core.delivery import Claim, Holder, Terms
 
 #: Longest wait for the reply to a request for a message, in seconds; usually it is there at once.
 LAST_REPLY = 2.0

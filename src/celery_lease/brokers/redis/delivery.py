@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps
 
-from celery_lease.core.delivery import Claim
-from celery_lease.core.keys import KeyAnswer, Verdict
+from celery_lease.core.delivery import Claim, Terms
+from celery_lease.core.keys import Exclusive, KeyAnswer, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from celery_lease.core.delivery import Terms
-    from celery_lease.core.keys import Exclusive
 
 #: Keys of this package at the top of a payload: the counters, the place in the line for an
 #: exclusive key, the task that took it, and what a dead letter adds.

@@ -12,13 +12,12 @@ import redis
 from celery_lease.brokers.redis import permissions
 from celery_lease.brokers.redis.client import pool_like
 from celery_lease.core.clock import SystemClock
-from celery_lease.core.findings import Finding, error, notice, ok, warning
+from celery_lease.core.findings import Examined, Finding, error, notice, ok, warning
 from celery_lease.core.offset import Offset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_lease.core.findings import Examined
 
 OLDEST = (6, 2)  #: ZMSCORE
 FULL = 0.9  #: share of ``maxmemory`` above which the server is soon full

@@ -28,9 +28,9 @@ from celery_lease.brokers.redis.plain import PlainSweep
 from celery_lease.brokers.redis.records import RESTS, RedisRecords
 from celery_lease.brokers.redis.server import Server
 from celery_lease.brokers.redis.sweeps import Sweeps
-from celery_lease.core.delivery import Answer, Capabilities, Renewal
+from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal, Terms
 from celery_lease.core.errors import UnsupportedBroker
-from celery_lease.core.keys import KeyAnswer, Verdict
+from celery_lease.core.keys import KeyAnswer, KeyUse, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     from celery_lease.brokers.redis.waiting import Stance
     from celery_lease.brokers.use import Use
     from celery_lease.core.clock import Clock
-    from celery_lease.core.delivery import Claim, Reaped, Terms
     from celery_lease.core.findings import Doctor
-    from celery_lease.core.keys import KeyUse
     from celery_lease.core.records import Recorded
 
 logger = logging.getLogger(__name__)

@@ -11,14 +11,13 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from celery_lease.brokers.sqs.clients import Clients
 from celery_lease.core.clock import SystemClock
-from celery_lease.core.findings import Finding, error, notice, ok, warning
+from celery_lease.core.findings import Examined, Finding, error, notice, ok, warning
 from celery_lease.core.offset import Offset
 from celery_lease.core.words import counted, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_lease.core.findings import Examined
 
 CAP = 43200.0  #: the longest time for which SQS lets a message be held, in seconds
 ANSWER_TIMEOUT = 4.0  #: seconds for one answer

@@ -22,8 +22,8 @@ from celery_lease.brokers.sqs.clients import Clients
 from celery_lease.brokers.sqs.dead import SqsDeadLetters
 from celery_lease.brokers.sqs.fencing import fencing_token
 from celery_lease.brokers.sqs.queues import Queue, Queues
-from celery_lease.brokers.sqs.receipts import Receipt, Receipts
-from celery_lease.core.clock import SystemClock
+from celery_lease.brokers.sqs.receipts import Receipt, Receipts, ReceivedMessage
+from celery_lease.core.clock import Clock, SystemClock
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal, Terms
 from celery_lease.core.driver import NO_BROADCASTS
 from celery_lease.core.words import counted
@@ -31,8 +31,6 @@ from celery_lease.core.words import counted
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from celery_lease.brokers.sqs.receipts import ReceivedMessage
-    from celery_lease.core.clock import Clock
     from celery_lease.core.findings import Doctor
 
 logger = logging.getLogger(__name__)

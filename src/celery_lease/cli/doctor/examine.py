@@ -15,7 +15,7 @@ from celery_lease.cli.doctor.case import Case, covered_tasks, load_settings, tas
 from celery_lease.cli.doctor.report import Report
 from celery_lease.cli.doctor.survey import survey
 from celery_lease.core.errors import UnsupportedBroker
-from celery_lease.core.findings import Finding, error, notice, ok, warning
+from celery_lease.core.findings import Doctor, Finding, error, notice, ok, warning
 from celery_lease.core.secrets import address_of, masked
 from celery_lease.settings import LeaseConfigError
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
     from celery import Celery
-
-    from celery_lease.core.findings import Doctor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

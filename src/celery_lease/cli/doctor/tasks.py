@@ -11,9 +11,9 @@ import inspect
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
 
-from celery_lease.cli.doctor.case import leased_tasks
+from celery_lease.cli.doctor.case import Case, leased_tasks
 from celery_lease.core.findings import Finding, notice, ok, warning
-from celery_lease.core.policy import Mode
+from celery_lease.core.policy import LeasePolicy, Mode
 from celery_lease.core.words import plain
 from celery_lease.task.current import current_context
 from celery_lease.task.injection import Injection
@@ -21,8 +21,6 @@ from celery_lease.task.injection import Injection
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_lease.cli.doctor.case import Case
-    from celery_lease.core.policy import LeasePolicy
     from celery_lease.task.task import LeasedTask
 
 REMEDY = (

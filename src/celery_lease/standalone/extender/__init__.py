@@ -20,7 +20,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from celery_lease.core.clock import SystemClock
+from celery_lease.core.clock import Clock, SystemClock
 from celery_lease.core.errors import AlreadyAttached
 from celery_lease.core.faults import Fault
 from celery_lease.settings import LeaseConfigError
@@ -31,7 +31,6 @@ from .renewals import Extendable, Renewals, Waiter
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_lease.core.clock import Clock
     from celery_lease.core.heartbeat import Heartbeat
 
 __all__ = ["Extendable", "LeaseExtender", "LeaseExtenderConfig", "Waiter"]

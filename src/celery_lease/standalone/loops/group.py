@@ -11,9 +11,9 @@ import logging
 import threading
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from celery_lease.core.clock import SystemClock
+from celery_lease.core.clock import Clock, SystemClock
 from celery_lease.health_server import HealthServer
 
 from .coordinator import STOPPING, ShutdownCoordinator
@@ -23,9 +23,6 @@ from .watch import GroupHealth, LoopWatch, stack_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from types import TracebackType
-    from typing import Self
-
-    from celery_lease.core.clock import Clock
 
     from .runnable import Runnable
 

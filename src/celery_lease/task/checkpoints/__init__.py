@@ -37,7 +37,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.errors import LeaseError
 from celery_lease.core.secrets import masked
-from celery_lease.task.checkpoints.envelope import LIMIT, seal, to_json, unpack
+from celery_lease.task.checkpoints.envelope import LIMIT, Envelope, seal, to_json, unpack
 from celery_lease.task.checkpoints.errors import (
     CheckpointError,
     CheckpointMismatch,
@@ -51,7 +51,6 @@ from celery_lease.task.iterating.places import Places, to_json as places_to_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_lease.task.checkpoints.envelope import Envelope
     from celery_lease.task.checkpoints.stores import Store
 
 __all__ = [

@@ -12,18 +12,15 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from celery import signals
+from celery import Task, signals
 
 from celery_lease.task.checkpoints import Checkpoints
 from celery_lease.task.checkpoints.errors import CheckpointError
-from celery_lease.task.checkpoints.stores import find
+from celery_lease.task.checkpoints.stores import Store, find
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery import Task
-
-    from celery_lease.task.checkpoints.stores import Store
     from celery_lease.task.context import ToolContext
 
 logger = logging.getLogger(__name__)

@@ -19,14 +19,13 @@ from celery_lease.task import gate
 from celery_lease.task.checkpoints import CheckpointError, CheckpointMismatch, Superseded
 from celery_lease.task.iterating.cursors import alike
 from celery_lease.task.iterating.places import Mark, Place, Places
-from celery_lease.task.iterating.sources import Items, Rows, source_of
+from celery_lease.task.iterating.sources import Items, Rows, Source, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from celery_lease.task.checkpoints import Checkpoints
     from celery_lease.task.context import ToolContext
-    from celery_lease.task.iterating.sources import Source
 
 T = TypeVar("T")
 

@@ -6,22 +6,18 @@ import contextlib
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from kombu import Connection, Consumer, Queue
 
-from celery_lease.core.delivery import Answer, Renewal
+from celery_lease.core.delivery import Answer, Reaped, Renewal
 from celery_lease.core.driver import Driver
 from celery_lease.core.errors import UnsupportedOperation
 from celery_lease.standalone.consumer import lease_consumer
 from celery_lease.testing.conformance.fixtures import LONG
-from celery_lease.testing.desk import bodies
+from celery_lease.testing.desk import Bench, Desk, bodies
 from celery_lease.testing.waiting import eventually
-
-if TYPE_CHECKING:
-    from celery_lease.core.delivery import Reaped
-    from celery_lease.testing.desk import Bench, Desk
 
 
 @pytest.mark.needs("orders")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from celery_lease.core.delivery import Answer
 from celery_lease.testing.conformance.fixtures import LONG
-from celery_lease.testing.desk import bodies
+from celery_lease.testing.desk import Bench, Desk, bodies
 from celery_lease.testing.waiting import always, eventually
-
-if TYPE_CHECKING:
-    from celery_lease.testing.desk import Bench, Desk
 
 
 def is_back(bench: Bench, *reapers: Desk) -> bool:

@@ -18,14 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from celery_lease.board import Outcome, publishing
+from celery_lease.board import Outcome, Progress, publishing
 from celery_lease.core.secrets import masked
 from celery_lease.task.outcome import margin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_lease.board import Progress
     from celery_lease.worker.entries import LeaseEntry
     from celery_lease.worker.registry import LeaseRegistry
 

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_lease import board as beatboard
-from celery_lease.board import spans
-from celery_lease.core.lease import State
+from celery_lease.board import Board, Slot, spans
+from celery_lease.core.lease import Lease, State
 from celery_lease.core.loss import FLAG_CANCELLED
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from celery_lease.board import Board, Slot
-    from celery_lease.core.lease import Lease
     from celery_lease.worker.registry import LeaseRegistry
 
 

@@ -23,18 +23,16 @@ from collections import Counter, deque
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from celery_lease.core.lease import State
+from celery_lease.core.lease import Lease, State
 from celery_lease.core.loss import CONSEQUENCES
 from celery_lease.core.stats import Fact, Stats, label
-from celery_lease.worker.entries import Ending
+from celery_lease.worker.entries import Ending, LeaseEntry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from celery_lease.core.clock import Clock
     from celery_lease.core.delivery import Answer, Reaped
-    from celery_lease.core.lease import Lease
-    from celery_lease.worker.entries import LeaseEntry
     from celery_lease.worker.telemetry.trail import Trail
 
 #: Events that wait for the main loop; it sends them at least once a second while it turns.
