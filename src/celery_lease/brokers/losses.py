@@ -87,8 +87,8 @@ class Losses:
                 self._losses.pop(message, None)
                 self._histories.pop(message, None)
             delivery = _Delivery(message, {**about, "since": since}, waits)
-            _put(self._deliveries, tag, delivery, self._remembered)
-            _put(self._last, message, tag, self._remembered)
+            remember(self._deliveries, tag, delivery, self._remembered)
+            remember(self._last, message, tag, self._remembered)
             return self._losses.get(message, 0)
 
     def begin(self, tags: Iterable[str]) -> None:
@@ -126,10 +126,20 @@ class Losses:
             delivery = self._deliveries.pop(tag, _NONE)
             if message := delivery.message:
                 count = self._losses.get(message, 0) + 1
-                _put(self._losses, message, count, self._remembered)
+                remember(self._losses, message, count, self._remembered)
                 facts = {"ended": ended, "reason": reason, **delivery.about, **(why or {})}
                 past = [*self._histories.get(message, ()), facts]
-                _put(self._histories, message, past[-KEPT_OF_EACH:], KEPT)
+                remember(self._histories, message, past[-KEPT_OF_EACH:], KEPT)
+
+    def returned(
+        self, tags: Iterable[str], why: Mapping[str, object] | None, *, orderly: bool
+    ) -> None:
+        """Record the return of messages; one that is not *orderly* is a loss."""
+        if orderly:
+            self.ended(tags)
+        else:
+            for tag in tags:
+                self.lost(tag, why)
 
     def ended(self, tags: Iterable[str]) -> None:
         """Forget deliveries that ended in order; the losses of their messages are kept."""
@@ -148,7 +158,8 @@ def _fitting(history: list[dict[str, Any]], room: int) -> list[dict[str, Any]]:
     return history
 
 
-def _put(table: OrderedDict[str, T], key: str, value: T, most: int) -> None:
+def remember(table: OrderedDict[str, T], key: str, value: T, most: int) -> None:
+    """Set an item of a table, which forgets the longest unseen if it has more than *most*."""
     table[key] = value
     table.move_to_end(key)
     if len(table) > most:

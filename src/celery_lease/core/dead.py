@@ -32,6 +32,24 @@ class DeadLetter:
     is_late: bool = False  #: nearer to the newest letter than to the oldest
     text: bytes = field(repr=False)
 
+    @classmethod
+    def of(
+        cls, queue: str, facts: Mapping[str, Any], headers: Mapping[str, Any], **others: Any
+    ) -> DeadLetter:
+        """Return the letter with these *facts*, as a driver has stored them, and *headers*."""
+        about = facts.get("about") or {}
+        return cls(
+            task_id=str(headers.get("id") or about.get("id") or ""),
+            task=str(headers.get("task") or about.get("task") or ""),
+            queue=queue,
+            origin=facts["queue"],
+            died_at=float(facts["at"]),
+            losses=facts["losses"],
+            history=tuple(facts.get("history") or ()),
+            headers=headers,
+            **others,
+        )
+
 
 def reason_of(loss: Mapping[str, Any]) -> str | None:
     """Return the reason of a recorded loss, for display; None: the record has none."""

@@ -23,6 +23,11 @@ def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text[-1:] in '.?!' else '.'}"
 
 
+def storable(text: str) -> str:
+    """Replace what some brokers refuse, as in a foreign id: half a surrogate pair, NUL."""
+    return text.encode(errors="replace").decode().replace("\0", "")
+
+
 def ordinal(number: int) -> str:
     """Return an ordinal number: 1st, 2nd, 3rd, 4th, 11th, 21st."""
     endings = {1: "st", 2: "nd", 3: "rd"}

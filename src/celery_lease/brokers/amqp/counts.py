@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from celery_lease.brokers.losses import REMEMBERED, remember
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 HEADER = "x-delivery-count"
-#: Messages whose count is remembered; the longest unseen are forgotten first.
-REMEMBERED = 10_000
 
 
 class Counts:
@@ -33,11 +33,5 @@ class Counts:
             count = headers.get(HEADER)
             earlier = count if isinstance(count, int) else self._seen.get(message_id, 0)
             number = max(2, earlier + 1)
-        self._remember(message_id, number)
+        remember(self._seen, message_id, number, self._remembered)
         return number
-
-    def _remember(self, message_id: str, number: int) -> None:
-        self._seen[message_id] = number
-        self._seen.move_to_end(message_id)
-        if len(self._seen) > self._remembered:
-            self._seen.popitem(last=False)

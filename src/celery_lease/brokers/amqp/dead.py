@@ -155,16 +155,6 @@ def _letter(queue: str, raw: Any, name: bytes) -> DeadLetter | None:
     facts = headers.get(DEAD)
     if not isinstance(facts, dict):
         return None
-    body, about = raw.body, facts.get("about") or {}
-    return DeadLetter(
-        task_id=str(headers.get("id") or about.get("id") or ""),
-        task=str(headers.get("task") or about.get("task") or ""),
-        queue=queue,
-        origin=facts["queue"],
-        died_at=facts["at"],
-        losses=facts["losses"],
-        history=tuple(facts.get("history") or ()),
-        headers={key: each for key, each in headers.items() if key != DEAD},
-        body=body if isinstance(body, str) else body.decode(errors="replace"),
-        text=name,
-    )
+    others = {key: each for key, each in headers.items() if key != DEAD}
+    body = raw.body if isinstance(raw.body, str) else raw.body.decode(errors="replace")
+    return DeadLetter.of(queue, facts, others, body=body, text=name)

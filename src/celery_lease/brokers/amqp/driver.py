@@ -100,10 +100,6 @@ class AmqpDriver(Driver):
         return faulty_option(channel.connection.client.transport_options or {})
 
     @classmethod
-    def will_pass(cls, exc: BaseException) -> bool:
-        return channels.will_pass(exc)
-
-    @classmethod
     def doctor(cls) -> Doctor:
         from celery_lease.brokers.amqp import doctor  # noqa: PLC0415  (no worker needs it)
 
@@ -121,14 +117,10 @@ class AmqpDriver(Driver):
             channel.__class__ = mixed(channels.Leasing, type(channel))
         channel.begin_leases(self, holder, clock)
 
-    def turn(self, channel: Any) -> None:
-        channels.turn(channel)
-
-    def tend(self, channel: Any) -> None:
-        channels.tend(channel)
-
-    def catch_up(self, channel: Any) -> None:
-        channels.catch_up(channel)
+    will_pass = staticmethod(channels.will_pass)
+    turn = staticmethod(channels.turn)
+    tend = staticmethod(channels.tend)
+    catch_up = staticmethod(channels.catch_up)
 
     def claim(self, received: ReceivedMessage, terms: Terms, now: float) -> Claim:
         received.limit.log_if_short(terms.longest)
@@ -212,11 +204,7 @@ class AmqpDriver(Driver):
             delivery.channel for tag in tags if (delivery := self._deliveries.get(tag))
         }:
             channel.stop_if_backlogged()
-        if orderly:
-            self._losses.ended(tags)
-        else:
-            for tag in tags:
-                self._losses.lost(tag, why)
+        self._losses.returned(tags, why, orderly=orderly)
         last = {tag for tag in tags if orderly and self._is_last(tag)}
         copied = self._send_again(last) if last else {}
         return [

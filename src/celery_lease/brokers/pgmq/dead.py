@@ -159,19 +159,12 @@ class PgmqDeadLetters:
 
 
 def _letter(queue: str, message: Any, dead: Any) -> DeadLetter:
-    headers = message.get("headers") or {}
     tag: str = dead["tag"]
-    about = dead.get("about") or {}
-    return DeadLetter(
-        task_id=str(headers.get("id") or about.get("id") or ""),
-        task=str(headers.get("task") or about.get("task") or ""),
-        queue=queue,
-        origin=dead["queue"],
+    return DeadLetter.of(
+        queue,
+        dead,
+        message.get("headers") or {},
         key=tag.split("-", 3)[3],
-        died_at=float(dead["at"]),
-        losses=dead["losses"],
-        history=tuple(dead.get("history") or ()),
-        headers=headers,
         body=body_of(message),
         text=tag.encode(),
     )

@@ -113,13 +113,8 @@ class PgmqDriver(Keyed):
     def transport_class(cls, kombus: Any) -> Any:
         return closing(super().transport_class(kombus))
 
-    @classmethod
-    def unfit(cls, exc: BaseException) -> tuple[str, str] | None:
-        return pgmq_names.unfit(exc)
-
-    @classmethod
-    def unfit_name(cls, connection: Any, queue: str) -> str:
-        return pgmq_names.unfit_name(connection, queue)
+    unfit = staticmethod(pgmq_names.unfit)
+    unfit_name = staticmethod(pgmq_names.unfit_name)
 
     @classmethod
     def bound(cls, connection: Any, seconds: float) -> None:

@@ -35,6 +35,7 @@ from celery_lease.brokers.pgmq.key_statements import (
     asked,
 )
 from celery_lease.core.keys import Exclusive, KeyAnswer, Verdict
+from celery_lease.core.words import storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -294,9 +295,9 @@ class PgmqKeys:
             "expires": exclusive.expires,
             "hides": self._hides,
             "name": received.queue,
-            "task": _text(about.get("task")),
-            "id": _text(about.get("id")),
-            "worker": _text(about.get("worker")),
+            "task": storable(str(about.get("task") or "")),
+            "id": storable(str(about.get("id") or "")),
+            "worker": storable(str(about.get("worker") or "")),
             "deliveries": claim.deliveries - 1,  # before this one
             "losses": claim.losses,
         }
@@ -338,8 +339,3 @@ def _place(headers: Any) -> int | None:
     """Return a message's place in a line, if it was parked before."""
     place = headers.get(PLACE)
     return place if isinstance(place, int) and 0 <= place < 2 * ORDER else None
-
-
-def _text(text: object) -> str:
-    """Return a text that a database can keep: an id of a foreign client may hold anything."""
-    return str(text or "").encode(errors="replace").decode().replace("\0", "")

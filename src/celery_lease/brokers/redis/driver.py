@@ -30,7 +30,7 @@ from celery_lease.brokers.redis.server import Server
 from celery_lease.brokers.redis.sweeps import Sweeps
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal, Terms
 from celery_lease.core.errors import UnsupportedBroker
-from celery_lease.core.keys import KeyAnswer, KeyUse, Verdict
+from celery_lease.core.keys import KeyAnswer, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,10 +38,8 @@ if TYPE_CHECKING:
     from celery_lease.brokers.redis.checkpoint import RedisCheckpoints
     from celery_lease.brokers.redis.delivery import Delivery
     from celery_lease.brokers.redis.waiting import Stance
-    from celery_lease.brokers.use import Use
     from celery_lease.core.clock import Clock
     from celery_lease.core.findings import Doctor
-    from celery_lease.core.records import Recorded
 
 logger = logging.getLogger(__name__)
 
@@ -100,17 +98,9 @@ class RedisDriver(VirtualDriver):
         bounds = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
         connection.transport_options = {**bounds, **(connection.transport_options or {})}
 
-    @classmethod
-    def unfit(cls, exc: BaseException) -> tuple[str, str] | None:
-        return permissions.unfit(exc)
-
-    @classmethod
-    def lacking(cls, channel: Any, use: Use) -> tuple[str, str] | None:
-        return permissions.lacking(channel, use)
-
-    @classmethod
-    def will_pass(cls, exc: BaseException) -> bool:
-        return refusals.will_pass(exc)
+    unfit = staticmethod(permissions.unfit)
+    lacking = staticmethod(permissions.lacking)
+    will_pass = staticmethod(refusals.will_pass)
 
     @classmethod
     def checkpoints(cls, channel: Any, expires: int) -> RedisCheckpoints:
@@ -167,17 +157,10 @@ class RedisDriver(VirtualDriver):
             return KeyAnswer(Verdict.UNKNOWN)
         return KeyAnswer(Verdict(bytes_to_str(verdict)), bytes_to_str(by))
 
-    def keys_in_use(self) -> list[KeyUse]:
-        return exclusive_keys.in_use(self)
-
-    def key_in_use(self, key: str) -> KeyUse:
-        return exclusive_keys.use_of(self, key)
-
-    def key_awaited_by(self, task_id: str) -> str:
-        return exclusive_keys.awaited_by(self, task_id)
-
-    def first_parked(self, most: int) -> list[Recorded]:
-        return exclusive_keys.first_parked(self, most)
+    keys_in_use = exclusive_keys.in_use
+    key_in_use = exclusive_keys.use_of
+    key_awaited_by = exclusive_keys.awaited_by
+    first_parked = exclusive_keys.first_parked
 
     def parked(self) -> dict[str, int]:
         """Return how many messages of each queue wait for a key, after a sweep."""

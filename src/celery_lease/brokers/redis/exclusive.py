@@ -9,6 +9,7 @@ import json
 from collections import defaultdict
 from dataclasses import replace
 from itertools import count, islice
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from kombu.utils.encoding import bytes_to_str
@@ -153,7 +154,8 @@ def _keyed(driver: RedisDriver) -> Iterator[tuple[str, Any]]:
     """Yield tags and records of messages with a key."""
     claims, cursor = driver.keys.claims[3], None
     while cursor != 0:
-        cursor, page = driver.server.call(_page_of(claims, cursor or 0))
+        ask = methodcaller("hscan", claims, cursor or 0, count=PAGE)
+        cursor, page = driver.server.call(ask)
         for tag, text in page.items():
             if b'"exclusive": {' in text:
                 record = json.loads(text)
@@ -168,7 +170,8 @@ def _holders(driver: RedisDriver, users: Mapping[str, list[KeyUser]]) -> dict[st
     while page := list(islice(names, PAGE)):
         now, taken = driver.server.call(_takers_of(driver, page))
         tags = [tag for each in taken for tag, _ in each]
-        expiries = driver.server.call(_expiries_of(driver, tags)) if tags else {}
+        ask = methodcaller("zmscore", driver.keys.index, tags)
+        expiries = dict(zip(tags, driver.server.call(ask) if tags else (), strict=True))
         for key, each in zip(page, taken, strict=True):
             by_tag = {user.tag: user for user in users[key]}
             found[key] = [
@@ -213,7 +216,7 @@ def _records_of(driver: RedisDriver, tags: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for start in range(0, len(tags), PAGE):
         page = tags[start : start + PAGE]
-        texts = driver.server.call(_texts_of(driver.keys.claims[3], page))
+        texts = driver.server.call(methodcaller("hmget", driver.keys.claims[3], page))
         records = {tag: json.loads(text) for tag, text in zip(page, texts, strict=True) if text}
         found |= {tag: record for tag, record in records.items() if _has_key(record)}
     return found
@@ -221,10 +224,6 @@ def _records_of(driver: RedisDriver, tags: Sequence[str]) -> dict[str, Any]:
 
 def _has_key(record: Any) -> bool:
     return "key" in (record.get("exclusive") or {})
-
-
-def _texts_of(key: str, tags: Sequence[str]) -> Callable[[redis.Redis], Any]:
-    return lambda client: client.hmget(key, list(tags))
 
 
 def _at_once(driver: RedisDriver, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -251,18 +250,3 @@ def _takers_of(driver: RedisDriver, keys: Sequence[str]) -> Callable[[redis.Redi
         return seconds + microseconds / 1e6, taken
 
     return ask
-
-
-def _expiries_of(driver: RedisDriver, tags: Sequence[bytes]) -> Callable[[redis.Redis], Any]:
-    """Ask when the leases of some tags expire."""
-
-    def ask(client: redis.Redis) -> dict[bytes, float | None]:
-        members: Any = tags  # of bytes, which the client's types do not know
-        scores: Any = client.zmscore(driver.keys.index, members)
-        return dict(zip(tags, scores, strict=True))
-
-    return ask
-
-
-def _page_of(key: str, cursor: int) -> Callable[[redis.Redis], Any]:
-    return lambda client: client.hscan(key, cursor, count=PAGE)

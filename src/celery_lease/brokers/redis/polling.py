@@ -6,7 +6,6 @@ other scripts push to end it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,36 +17,26 @@ if TYPE_CHECKING:
 SHORTEST, LONGEST = 0.004, 0.05
 
 
-@dataclass(slots=True)
-class Backoff:
-    """The pause before empty lists are read again: longer each time, from the last message on.
-
-    A busy queue is read without a pause; an idle worker asks at most 20 times a second. An idle
-    server ends a pause at the next tick of its clock, of 100 ms by default.
-    """
-
-    seconds: float = 0.0
-
-    def found(self, *, message: bool) -> None:
-        """Reset the pause after a message, lengthen it after none."""
-        self.seconds = 0.0 if message else min(max(2 * self.seconds, SHORTEST), LONGEST)
-
-
 class Polling:
-    """The requests of one channel. For the consuming thread."""
+    """The requests of one channel. For the consuming thread.
+
+    The pause before empty lists are read again becomes longer each time. A busy queue is read
+    without a pause; an idle worker asks at most 20 times a second. An idle server ends a pause at
+    the next tick of its clock, of 100 ms by default.
+    """
 
     def __init__(self, looks: Looks, bell: str) -> None:
         self._looks, self._bell = looks, bell
-        self._backoff = Backoff()
+        self._pause = 0.0  # seconds
         self.is_waiting = False  #: the request under way waits first
 
     def ask(self, queues: Sequence[str]) -> tuple[list[tuple[Any, ...]], float]:
         """Return the commands to be sent, and for how many seconds the server may wait."""
         commands = [self._looks.command(queues)]
-        self.is_waiting = self._backoff.seconds > 0
+        self.is_waiting = self._pause > 0
         if self.is_waiting:
-            commands.insert(0, ("BLPOP", self._bell, self._backoff.seconds))
-        return commands, self._backoff.seconds
+            commands.insert(0, ("BLPOP", self._bell, self._pause))
+        return commands, self._pause
 
     def answer(self, parse: Callable[[str], Any], _: float) -> tuple[bytes, bytes] | None:
         """Read the replies, by the name of each command; return the list and text of a message."""
@@ -56,5 +45,5 @@ class Polling:
         seen = self._looks.reply(parse)
         if seen is None:
             return None
-        self._backoff.found(message=seen.popped is not None)
+        self._pause = 0.0 if seen.popped else min(max(2 * self._pause, SHORTEST), LONGEST)
         return seen.popped

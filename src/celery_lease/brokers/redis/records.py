@@ -7,15 +7,14 @@ text, so a search reads the queue.
 from __future__ import annotations
 
 import json
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from celery_lease.brokers.redis.delivery import counters
 from celery_lease.core.records import Recorded, Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    import redis
+    from collections.abc import Iterator, Mapping, Sequence
 
     from celery_lease.brokers.redis.driver import RedisDriver
 
@@ -82,7 +81,8 @@ class RedisRecords:
     def _texts(self, key: str) -> Iterator[bytes]:
         """Yield the texts of a list in the order of their delivery."""
         for last in range(-1, -DEEPEST, -TEXTS):
-            page: list[bytes] = self._driver.server.call(_texts_of(key, last))
+            ask = methodcaller("lrange", key, last - TEXTS + 1, last)
+            page: list[bytes] = self._driver.server.call(ask)
             yield from reversed(page)
             if len(page) < TEXTS:
                 return
@@ -107,10 +107,6 @@ def pages(
             for tag, record in records.items()
             if task_id is None or record.get("id") == task_id
         }
-
-
-def _texts_of(key: str, last: int) -> Callable[[redis.Redis], Any]:
-    return lambda client: client.lrange(key, last - TEXTS + 1, last)
 
 
 def _waiting(queue: str, ahead: int, task_id: str, text: bytes) -> Waiting | None:

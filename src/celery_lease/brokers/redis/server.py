@@ -53,19 +53,13 @@ class Server:
         """
         return self._lines.call(command)
 
-    def run(self, name: str, keys: list[str], args: list[Any], timeout: float | None = None) -> Any:
+    def run(self, name: str, keys: list[str], args: list[Any]) -> Any:
         """Run a script, and return its reply.
 
         Raises:
             redis.RedisError: There was no answer; it may or may not have been done.
         """
-
-        def command(client: redis.Redis) -> Any:
-            return self._scripts[name](keys=keys, args=args, client=client)
-
-        if timeout is None:
-            return self._lines.call(command)
-        return self._lines.call_within(command, timeout)
+        return self._lines.call(lambda client: self._scripts[name](keys, args, client))
 
     def run_all(
         self, name: str, keys: list[str], pieces: Sequence[list[Any]], timeout: float
@@ -107,19 +101,12 @@ class Server:
             return _unanswered(name, questions, exc)
         return [_ANSWERS[int(reply)] for each in replies for reply in bytes_to_str(each)]
 
-    def ask(
-        self,
-        name: str,
-        keys: list[str],
-        args: list[Any],
-        questions: int,
-        timeout: float | None = None,
-    ) -> list[Answer]:
+    def ask(self, name: str, keys: list[str], args: list[Any], questions: int) -> list[Answer]:
         """Run a script that answers as many questions about leases; unknown without a reply."""
         if not questions:
             return []
         try:
-            replies = self.run(name, keys, args, timeout)
+            replies = self.run(name, keys, args)
         except Exception as exc:  # noqa: BLE001  (a broken connection raises many kinds of errors)
             return _unanswered(name, questions, exc)
         if isinstance(replies, int):

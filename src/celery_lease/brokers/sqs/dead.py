@@ -146,12 +146,7 @@ class SqsDeadLetters:
         """Return a queue's name at SQS and its URL; "" for the URL if there is no such queue."""
         prefix = self._channel.queue_name_prefix
         name = _name(queue if queue.startswith(prefix) else prefix + queue)
-        try:
-            return name, str(self._client(name).get_queue_url(QueueName=name)["QueueUrl"])
-        except ClientError as exc:
-            if exc.response["Error"]["Code"] not in _MISSING:
-                raise
-            return name, ""
+        return name, _url_of(self._client(name), name)
 
     def _client(self, name: str) -> Any:
         """Return a client for a queue; if it is not predefined, the client of a predefined one."""
@@ -168,13 +163,20 @@ def _name(queue: str) -> str:
     return str(Channel.entity_name(None, queue))  # type: ignore[arg-type]
 
 
-def _made(client: Any, name: str) -> str:
-    """Return the URL of a queue, which is created if it is missing."""
+def _url_of(client: Any, name: str) -> str:
+    """Return the URL of a queue; "": there is no such queue."""
     try:
         return str(client.get_queue_url(QueueName=name)["QueueUrl"])
     except ClientError as exc:
         if exc.response["Error"]["Code"] not in _MISSING:
             raise
+    return ""
+
+
+def _made(client: Any, name: str) -> str:
+    """Return the URL of a queue, which is created if it is missing."""
+    if url := _url_of(client, name):
+        return url
     attributes = {"MessageRetentionPeriod": str(KEPT)}
     if name.endswith(".fifo"):
         attributes["FifoQueue"] = "true"
@@ -202,21 +204,14 @@ def _letter(queue: str, raw: Mapping[str, Any]) -> DeadLetter | None:
     try:
         facts = json.loads(raw["MessageAttributes"][DEAD]["StringValue"])
         payload = _payload(raw["Body"])
-        headers, about = payload.get("headers") or {}, facts.get("about") or {}
-        return DeadLetter(
-            task_id=str(headers.get("id") or about.get("id") or ""),
-            task=str(headers.get("task") or about.get("task") or ""),
-            queue=queue,
-            origin=facts["queue"],
+        kept = {key: raw[key] for key in ("Body", "ReceiptHandle", "MessageAttributes")}
+        return DeadLetter.of(
+            queue,
+            facts,
+            payload.get("headers") or {},
             key=facts["url"],
-            died_at=facts["at"],
-            losses=facts["losses"],
-            history=tuple(facts.get("history") or ()),
-            headers=headers,
             body=body_of(payload),
-            text=json.dumps(
-                {key: raw[key] for key in ("Body", "ReceiptHandle", "MessageAttributes")}
-            ).encode(),
+            text=json.dumps(kept).encode(),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -81,9 +81,7 @@ class SqsDriver(VirtualDriver):
         """Return a driver; it learns each queue's access from a kombu *channel* at its consume."""
         return cls(clock or SystemClock(), channel=channel)
 
-    @classmethod
-    def longest_poll(cls, connection: Any) -> float:
-        return longest_poll(connection)
+    longest_poll = staticmethod(longest_poll)
 
     @classmethod
     def doctor(cls) -> Doctor:
@@ -168,11 +166,7 @@ class SqsDriver(VirtualDriver):
         Messages that were rejected rather than requeued, with *front* False, wait for the seconds
         of kombu's backoff policy for their task.
         """
-        if orderly:
-            self._losses.ended(tags)
-        else:
-            for tag in tags:
-                self._losses.lost(tag, why)
+        self._losses.returned(tags, why, orderly=orderly)
         return self._batches.ask(
             CHANGE, [self._entry(tag, front=front) for tag in tags], ANSWER_TIMEOUT
         )
