@@ -99,6 +99,11 @@ class LeaseEntry:
         return Outcome.UNREPORTED if self.slot is None else board.read_outcome(self.slot)
 
     @property
+    def task(self) -> tuple[str, str]:
+        """The name and the id of its task."""
+        return self.lease.name, self.lease.task_id
+
+    @property
     def fields(self) -> dict[str, object]:
         """The fields of a log line about it."""
         lease, claim = self.lease, self.lease.claim

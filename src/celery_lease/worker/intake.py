@@ -17,32 +17,22 @@ class Intake:
     """One worker's; it outlives the worker's connections, and so does a drain."""
 
     def __init__(self) -> None:
-        self._draining = False
-        self._stopping = False
+        self.draining = False  #: an operator has asked for a drain that has not ended
+        self.stopping = False  #: the worker was asked to stop, or stops by itself
 
     @property
     def is_open(self) -> bool:
         """Whether messages are taken and tasks are started."""
-        return not (self._stopping or self._draining)
-
-    @property
-    def draining(self) -> bool:
-        """Whether an operator has asked for a drain that has not ended."""
-        return self._draining
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the worker was asked to stop, or stops by itself."""
-        return self._stopping
+        return not (self.stopping or self.draining)
 
     def drain(self) -> None:
         """Take nothing more until :meth:`resume`."""
-        self._draining = True
+        self.draining = True
 
     def resume(self) -> None:
         """End a drain; a worker that stops does not open again."""
-        self._draining = False
+        self.draining = False
 
     def stop(self) -> None:
         """Take nothing more, for good."""
-        self._stopping = True
+        self.stopping = True

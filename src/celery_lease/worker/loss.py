@@ -6,6 +6,8 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from celery_lease.core.words import storable
+
 if TYPE_CHECKING:
     from celery_lease.board import Board
     from celery_lease.worker.entries import LeaseEntry
@@ -32,11 +34,11 @@ def facts(board: Board, entry: LeaseEntry, cause: str, stack: str = "") -> dict[
     """Return the known facts of a loss: cause, note, progress, stack."""
     progress = board.read_progress(entry.slot) if entry.slot else None
     known = {
-        "cause": _storable(cause),
-        "note": _storable(progress.note) if progress else "",
+        "cause": storable(cause),
+        "note": storable(progress.note) if progress else "",
         "done": progress.done if progress else None,
         "total": progress.total if progress else None,
-        "stack": _storable(stack[:LONGEST_STACK]),
+        "stack": storable(stack[:LONGEST_STACK]),
     }
     return {name: value for name, value in known.items() if value not in (None, "", math.inf)}
 
@@ -49,8 +51,3 @@ def in_words(why: dict[str, object]) -> str:
     if "done" in why:
         text += f"; {why['done']:g} done" + (f" of {why['total']:g}" if "total" in why else "")
     return text
-
-
-def _storable(text: str) -> str:
-    """Replace characters that some brokers refuse: half a surrogate pair, NUL."""
-    return text.encode(errors="replace").decode().replace("\0", "")

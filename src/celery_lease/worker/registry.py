@@ -20,6 +20,7 @@ from celery_lease.core.delivery import Answer, Claim, Terms
 from celery_lease.core.keys import Exclusive, KeyAnswer, Verdict
 from celery_lease.core.lease import Lease, State
 from celery_lease.core.loss import FLAGS_ENDED, LossReason
+from celery_lease.core.words import storable
 from celery_lease.settings import LeaseConfigError
 from celery_lease.worker import beginnings, compat, crashes, fork_safety, loss, poison
 from celery_lease.worker.entries import Ending, LeaseEntry, LeaseHandle, ticket
@@ -331,14 +332,10 @@ class LeaseRegistry(EntryTable):
                 self.stats.waited(entry.lease)
             elif answer.verdict is Verdict.PARKED:
                 self._take(tag, State.RELEASED, Ending.PARKED)
-                claim, key = entry.lease.claim, entry.exclusive.key
-                self.stats.parked(
-                    entry.lease.name, entry.lease.task_id, claim.queue, key, answer.by
-                )
+                queue, key = entry.lease.claim.queue, entry.exclusive.key
+                self.stats.parked(*entry.task, queue, key, answer.by)
         if answer.verdict is Verdict.PARKED:
-            log_messages.parked(
-                entry.lease.name, entry.lease.task_id, entry.exclusive.key, answer.by
-            )
+            log_messages.parked(*entry.task, entry.exclusive.key, answer.by)
         return answer
 
     def requested(self, tag: str, request: Request) -> None:
@@ -387,9 +384,8 @@ class LeaseRegistry(EntryTable):
         entry = self._take(tag, State.COMPLETED, Ending.DEAD_LETTERED)
         if entry is None:
             return Answer.LOST
-        # The id of a foreign client may hold half a surrogate pair or NUL, which brokers refuse.
-        task_id = entry.lease.task_id.encode(errors="replace").decode().replace("\0", "")
-        about = {"task": entry.lease.name, "id": task_id}
+        name, task_id = entry.task
+        about = {"task": name, "id": storable(task_id)}
         answer = self.driver.dead_letter(tag, queue, about)
         return self.driver.dead_letter(tag, queue, about) if answer is Answer.UNKNOWN else answer
 

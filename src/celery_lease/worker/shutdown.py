@@ -134,26 +134,24 @@ class Shutdown:
             self.leases.set_flags(entry, flags)
 
     def _end(self, entry: LeaseEntry, waited: float) -> None:
-        lease = entry.lease
+        tag = entry.lease.claim.tag
         logger.warning(
             "task %s[%s] still runs %g s after the worker was asked to stop: ended, "
             "its message returned",
-            lease.name,
-            lease.task_id,
+            *entry.task,
             round(waited, 1),
             extra=entry.fields,
         )
-
         storing = spans.current(self.leases.board, entry.slot).stores
 
         def release() -> None:
             if self.leases.settle_outcome(entry):  # in the meantime
                 return
             if storing:
-                self.leases.not_stored(lease.claim.tag)
+                self.leases.not_stored(tag)
             else:
                 self._forced = True
-                self.leases.requeue([lease.claim.tag], ending=Ending.ENDED)
+                self.leases.requeue([tag], ending=Ending.ENDED)
 
         if not self.pool.end(entry, release):
             self._disowned += 1

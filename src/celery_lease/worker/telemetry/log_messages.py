@@ -35,8 +35,7 @@ def lost(entry: LeaseEntry, then: str = NEXT_BEAT, *, stood: float = 0.0) -> Non
         then = RUNS_ON
     logger.warning(
         "lease of task %s[%s] lost (%s), delivery %d, token %d; %s",
-        lease.name,
-        lease.task_id,
+        *entry.task,
         lease.lost,
         lease.claim.deliveries,
         lease.claim.token,
@@ -50,8 +49,7 @@ def unanswered_start(entry: LeaseEntry) -> None:
     logger.error(
         "task %s[%s] not started: the broker did not answer its acknowledgement, and it is to run "
         "once at most. It is requeued, unless the broker had accepted that",
-        entry.lease.name,
-        entry.lease.task_id,
+        *entry.task,
         extra=entry.fields,
     )
 
@@ -87,26 +85,22 @@ def outran(task: str, held: float, queue: str, timeout: float, *, begun: bool) -
 
 def slow(entry: LeaseEntry) -> None:
     """Log that half of a lease went by without a beat."""
-    lease = entry.lease
     logger.warning(
         "task %s[%s] has not beaten for half of its lease of %g s; without a beat it is lost, "
         "and run elsewhere. Beat more often, raise lease_extension, or use lease_mode 'daemon'",
-        lease.name,
-        lease.task_id,
-        lease.policy.extension,
+        *entry.task,
+        entry.lease.policy.extension,
         extra=entry.fields,
     )
 
 
 def storing(entry: LeaseEntry) -> None:
     """Log that a task has ended, and that its outcome takes long to be stored."""
-    lease = entry.lease
     logger.warning(
         "task %s[%s] has ended, but for half of its lease of %g s its callbacks were not sent, or "
         "the result backend did not store that: waited for as long as the lease is held",
-        lease.name,
-        lease.task_id,
-        lease.policy.extension,
+        *entry.task,
+        entry.lease.policy.extension,
         extra=entry.fields,
     )
 
@@ -118,8 +112,7 @@ def unproven(entry: LeaseEntry) -> None:
     logger.warning(
         "task %s[%s] is observed: lease_mode 'heartbeat' would have lost its lease after "
         "%.1f s, with no beat for %g s",
-        lease.name,
-        lease.task_id,
+        *entry.task,
         expiry - (lease.started_at or expiry),
         lease.policy.extension,
         extra=entry.fields,
@@ -128,16 +121,14 @@ def unproven(entry: LeaseEntry) -> None:
 
 def stalled(entry: LeaseEntry, silence: float, seen: Diagnosis) -> None:
     """Log what a silent task does before the watchdog ends it."""
-    lease = entry.lease
     logger.error(
         "task %s[%s] has not beaten for %.1f s, process %s is %s: it is ended, its message "
         "returned; delivery %d%s",
-        lease.name,
-        lease.task_id,
+        *entry.task,
         silence,
         entry.pid,
         seen,
-        lease.claim.deliveries,
+        entry.lease.claim.deliveries,
         f"\n{seen.stack}" if seen.stack else "",
         extra=entry.fields,
     )
@@ -145,12 +136,10 @@ def stalled(entry: LeaseEntry, silence: float, seen: Diagnosis) -> None:
 
 def disowned(entry: LeaseEntry) -> None:
     """Log that a task could not be ended, and that its outcome will not count."""
-    lease = entry.lease
     logger.error(
         "task %s[%s] cannot be ended in this pool: it is disowned, its message was returned and "
         "its outcome will be discarded; its slot is taken until it ends",
-        lease.name,
-        lease.task_id,
+        *entry.task,
         extra=entry.fields,
     )
 
@@ -160,8 +149,7 @@ def process_gone(entry: LeaseEntry, cause: object, stack: str = "") -> None:
     lease = entry.lease
     logger.error(
         "task %s[%s]: its process %s ended under it (%s), delivery %d, token %d%s",
-        lease.name,
-        lease.task_id,
+        *entry.task,
         entry.pid or "in the pool",  # it has not reported the start
         cause,
         lease.claim.deliveries,
@@ -185,19 +173,16 @@ def parked(name: str, task_id: str, key: str, by: str) -> None:
 
 def revoked(entry: LeaseEntry, reason: str) -> None:
     """Say that a task is not run, because of its exclusive key."""
-    lease = entry.lease
-    logger.info("task %s[%s] is revoked: %s", lease.name, lease.task_id, reason, extra=entry.fields)
+    logger.info("task %s[%s] is revoked: %s", *entry.task, reason, extra=entry.fields)
 
 
 def left_behind(entries: Iterable[LeaseEntry]) -> None:
     """Log the leases that a worker holds at its end; each expires and its message comes back."""
     for entry in entries:
-        lease = entry.lease
         logger.warning(
             "the worker exits and still holds task %s[%s]: its message is returned to its queue "
             "when its lease expires",
-            lease.name,
-            lease.task_id,
+            *entry.task,
             extra=entry.fields,
         )
 
