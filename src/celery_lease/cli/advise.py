@@ -73,17 +73,13 @@ def advice_for(pace: Pace, outage: float) -> Advice | None:
     mode, gap = (Mode.DAEMON, 0.0) if notes else (Mode.HEARTBEAT, pace.longest_gap)
     if pace.runs < FEW:
         notes.append(f"only {counted(pace.runs, 'run')} so far: observe it longer")
-    return _advice(pace, mode, gap, outage, "; ".join(notes))
-
-
-def _advice(pace: Pace, mode: Mode, gap: float, outage: float, why: str) -> Advice:
     extension = _fitting(gap, outage) or EXTENSIONS[-1]
     return Advice(
         lease_mode=str(mode),
         lease_extension=extension,
         lease_interval=_interval(extension),
         lease_max_duration=_duration(pace, extension),
-        why=why,
+        why="; ".join(notes),
     )
 
 

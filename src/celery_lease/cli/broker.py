@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 from kombu.exceptions import KombuError
 
-from celery_lease import brokers
+from celery_lease import brokers, settings
 from celery_lease.core.errors import UnsupportedBroker
 from celery_lease.core.secrets import address_of, is_misread, said_of
 
@@ -61,6 +61,18 @@ def hint() -> str:
     if "app" in root and root["app"] is None:
         return " No app was named: celery -A APP lease ..."
     return ""
+
+
+def loaded_of(app: Celery) -> settings.Settings:
+    """Return an app's settings.
+
+    Raises:
+        click.ClickException: They are wrong.
+    """
+    try:
+        return settings.load(app.conf)
+    except settings.LeaseConfigError as exc:
+        raise click.ClickException(str(exc)) from exc
 
 
 def check_addresses(conf: Any) -> None:
@@ -126,10 +138,8 @@ def driver_of(app: Celery, ability: str) -> Iterator[Driver]:
             driver = brokers.driver(connection.default_channel)
         except UnsupportedBroker as exc:
             raise click.ClickException(str(exc)) from exc
-        try:
+        with closing(driver):
             if not getattr(driver.capabilities, ability):
                 name = called(connection.transport.driver_type)
                 raise click.ClickException(f"{name} does this by itself: see its own tools")
             yield driver
-        finally:
-            driver.close()

@@ -25,7 +25,7 @@ from celery_lease.view import Sources
 from celery_lease.view.asking import node_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from celery import Celery
 
@@ -147,7 +147,8 @@ def _wait(ask: Ask, flagged: dict[str, str], wait: float) -> dict[str, str]:
     while left and (now := clock.now()) < ends:
         names = sorted({node_of(name) for name in left.values()})
         replies = ask("leases", names, max(0.1, ends - now), {"task_id": list(left)})
-        held, replied = _ids(replies.values()), {*replies, *map(node_of, replies)}
+        held = {row["id"] for rows in replies.values() for row in rows}
+        replied = {*replies, *map(node_of, replies)}
         left = {
             task_id: name
             for task_id, name in left.items()
@@ -156,7 +157,3 @@ def _wait(ask: Ask, flagged: dict[str, str], wait: float) -> dict[str, str]:
         if left:
             rest.wait(LOOK_INTERVAL)
     return left
-
-
-def _ids(replies: Iterable[Any]) -> set[str]:
-    return {row["id"] for rows in replies for row in rows}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -139,8 +139,5 @@ def _driver_of(app: Celery) -> Iterator[Driver]:
             raise click.ClickException(
                 f"{called(transport)} has no exclusive keys; brokers that have: {others}"
             )
-        driver = brokers.driver(connection.default_channel)
-        try:
+        with closing(brokers.driver(connection.default_channel)) as driver:
             yield driver
-        finally:
-            driver.close()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from celery_lease import brokers, settings
-from celery_lease.cli.broker import reached
-from celery_lease.cli.dead import facts as letter_facts, likely, loss as loss_facts
+from celery_lease.cli.broker import loaded_of, reached
+from celery_lease.cli.dead import facts as letter_facts, letters_of, likely, loss as loss_facts
 from celery_lease.cli.exclusive import waits_for
 from celery_lease.cli.ids import WHOLE, expanded_by_leases
 from celery_lease.cli.results import result_of
@@ -23,10 +24,11 @@ from celery_lease.view import Collector, LeaseRow, Sources, View
 from celery_lease.view.row import ON_RECORD
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from celery import Celery
 
+    from celery_lease.core.dead import DeadLetter
     from celery_lease.core.driver import Driver
     from celery_lease.task.checkpoints.looking import Saved
 
@@ -145,10 +147,7 @@ def _without_value(kept: Saved) -> dict[str, Any]:
 
 
 def _of_app(app: Celery) -> dict[str, Any]:
-    try:
-        loaded = settings.load(app.conf)
-    except settings.LeaseConfigError as exc:
-        raise click.ClickException(str(exc)) from exc
+    loaded = loaded_of(app)
     return {
         "reaper_interval": reap_within(app),
         "max_deliveries": loaded.policy.max_deliveries,
@@ -197,14 +196,14 @@ def _from_broker(
     transport = str(connection.transport.driver_type)
     if transport not in brokers.drivers():
         return {"broker": transport}
-    driver = brokers.driver(connection.default_channel)
-    try:
+    with closing(brokers.driver(connection.default_channel)) as driver:
         able = driver.capabilities
         more: dict[str, Any] = {"broker": transport, "reaps": able.reaps, "records": able.records}
         if not able.dead_letters:
             more["dead_letter_queue"] = ""
         else:
-            more |= {"searched": True, "dead": _dead(app, driver, task_id)}
+            found = [each for each in _dead(app, driver) if each.task_id == task_id]
+            more |= {"searched": True, "dead": found}
         if able.keys:
             more["parked"] = waits_for(driver, task_id, awaited)
         if able.records:
@@ -212,8 +211,6 @@ def _from_broker(
             names = [*dict.fromkeys([*app.amqp.queues, *queues])]
             more |= _on_record(driver, task_id, names, tags)
         return more
-    finally:
-        driver.close()
 
 
 def _checkpoint(app: Celery, task_id: str) -> dict[str, Any]:
@@ -233,31 +230,18 @@ def _other_ids(app: Celery, text: str) -> list[str]:
     with reached(app.connection_for_read()) as connection:
         if connection.transport.driver_type not in brokers.drivers():
             return []
-        driver = brokers.driver(connection.default_channel)
-        try:
+        with closing(brokers.driver(connection.default_channel)) as driver:
             ids = []
             if driver.capabilities.keys:
                 ids += [each.task_id for use in driver.keys_in_use() for each in use.parked]
             if driver.capabilities.dead_letters:
-                letters = driver.dead_letters()
-                ids += [
-                    letter.task_id
-                    for queue in letters.queues(likely(app))
-                    for letter in letters.letters(queue)
-                ]
+                ids += [letter.task_id for letter in _dead(app, driver)]
             return ids
-        finally:
-            driver.close()
 
 
-def _dead(app: Celery, driver: Driver, task_id: str) -> list[Any]:
+def _dead(app: Celery, driver: Driver) -> Iterator[DeadLetter]:
     letters = driver.dead_letters()
-    return [
-        letter
-        for queue in letters.queues(likely(app))
-        for letter in letters.letters(queue)
-        if letter.task_id == task_id
-    ]
+    return letters_of(letters, letters.queues(likely(app)))
 
 
 def _on_record(

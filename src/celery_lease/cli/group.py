@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 from click.core import ParameterSource
 
-from celery_lease import brokers, settings
+from celery_lease import brokers
+from celery_lease.cli.broker import loaded_of
 from celery_lease.group import MARGIN, Member
 from celery_lease.group.__main__ import arguments_for
 
@@ -85,7 +86,7 @@ def group(ctx: click.Context, workers: list[Worker], timeout: float | None) -> N
         # A poll that is broken off would bring messages that no worker receives.
         connection = ctx.obj.app.connection_for_read()  # never opened
         poll = brokers.driver_class(connection.transport.driver_type).longest_poll(connection)
-        timeout = max(_shutdown_timeout(ctx), poll) + MARGIN
+        timeout = max(loaded_of(ctx.obj.app).policy.shutdown_timeout, poll) + MARGIN
     celery = tuple(_celery(ctx))
     arguments = arguments_for([_member(worker, celery) for worker in workers], timeout)
     sys.stdout.flush()
@@ -102,13 +103,6 @@ def _member(worker: Worker, celery: tuple[str, ...]) -> Member:
         priority=worker.priority,
         command=(*celery, "worker", "-n", node, *worker.arguments),
     )
-
-
-def _shutdown_timeout(ctx: click.Context) -> float:
-    try:
-        return settings.load(ctx.obj.app.conf).policy.shutdown_timeout
-    except settings.LeaseConfigError as exc:
-        raise click.ClickException(str(exc)) from exc
 
 
 def _celery(ctx: click.Context) -> Iterator[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from celery_lease import probe, settings
+from celery_lease import probe
+from celery_lease.cli.broker import loaded_of
 
 
 @click.command()
@@ -38,10 +39,7 @@ def health(
 
 def _of_app(ctx: click.Context, host: str | None) -> tuple[int, str]:
     """Return the port and address on which the app's workers listen."""
-    try:
-        loaded = settings.load(ctx.obj.app.conf)
-    except settings.LeaseConfigError as exc:
-        raise click.ClickException(str(exc)) from exc
+    loaded = loaded_of(ctx.obj.app)
     if loaded.health_port is None:
         raise click.UsageError("this app sets no lease_health_port: say --port")
     listens = probe.HOST if loaded.health_host in ("0.0.0.0", "::") else loaded.health_host  # noqa: S104

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_lease import settings
-from celery_lease.cli.broker import driver_of
+from celery_lease.cli.broker import driver_of, loaded_of
 from celery_lease.core.words import counted
 from celery_lease.worker.reaper import BATCH, BATCHES, Reaper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from celery import Celery
 
     from celery_lease.core.delivery import Reaped
     from celery_lease.core.driver import Driver
@@ -48,16 +45,9 @@ def reap(ctx: click.Context, forever: bool, interval: float | None, dry_run: boo
         if dry_run:
             _show(_overdue(driver), "would return")
         elif forever:
-            _sweep_forever(driver, interval or _interval(app))
+            _sweep_forever(driver, interval or loaded_of(app).reaper_interval)
         else:
             _sweep(Reaper(driver))
-
-
-def _interval(app: Celery) -> float:
-    try:
-        return settings.load(app.conf).reaper_interval
-    except settings.LeaseConfigError as exc:
-        raise click.ClickException(str(exc)) from exc
 
 
 def _overdue(driver: Driver) -> list[Reaped]:

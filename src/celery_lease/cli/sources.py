@@ -49,6 +49,9 @@ def optional_sources(app: Celery) -> Iterator[Sources]:
         able = (driver or Driver).capabilities
         records = driver.records() if driver and able.records else None
         name = called(read.transport.driver_type)
+        lines: dict[str, Any] = {}
+        if driver is not None:
+            lines = {"parked": driver.parked, "first_parked": driver.first_parked}
         unavailable = "" if records else f"{name} keeps no record of leases"
         yield Sources(
             ask=ask,
@@ -56,13 +59,8 @@ def optional_sources(app: Celery) -> Iterator[Sources]:
             reap_within=reap_within(app) if able.reaps else 0.0,
             known=lambda: {} if ask is None else ask.known,
             unavailable=(driver or Driver).unrecorded or unavailable,
-            **_of_lines(driver),
+            **lines,
         )
-
-
-def _of_lines(driver: Driver | None) -> dict[str, Any]:
-    """Return the sources for parked messages; a driver without keys reports none."""
-    return {"parked": driver.parked, "first_parked": driver.first_parked} if driver else {}
 
 
 def _driver(connection: Any, stack: ExitStack) -> Driver | None:

@@ -267,11 +267,10 @@ def _parked(facts: Facts, parked: Parked, now: float) -> Iterator[str]:
             "its queue."
         )
     else:
-        yield f"Next: {_reaped(facts)} returns it to the front of queue {user.queue}."
-
-
-def _reaped(facts: Facts) -> str:
-    return f"the reaper of any worker, which looks every {facts.reaper_interval:.3g}s,"
+        yield (
+            f"Next: the reaper of any worker, which looks every {facts.reaper_interval:.3g}s, "
+            f"returns it to the front of queue {user.queue}."
+        )
 
 
 def _result(facts: Facts) -> Iterator[str]:

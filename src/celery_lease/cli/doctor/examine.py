@@ -57,7 +57,8 @@ def examine_here(app: Celery) -> Iterator[Finding]:
 
 def _examine(app: Celery, connection: Any, request: Request) -> Iterator[Finding]:
     case = yield from _here(app, connection.transport.driver_type)
-    yield from _guarded("deploy", lambda: deploy.check(case, *_stop(request)))
+    stop = request.grace, request.levels, request.before
+    yield from _guarded("deploy", lambda: deploy.check(case, *stop))
     yield from _at_broker(case, connection, request)
 
 
@@ -82,10 +83,6 @@ def _here(app: Celery, driver_type: str) -> Generator[Finding, None, Case]:
     return case
 
 
-def _stop(request: Request) -> tuple[float | None, int, float]:
-    return request.grace, request.levels, request.before
-
-
 def _imported(app: Celery) -> Iterator[Finding]:
     """Import the modules that a worker of this app imports, for its tasks."""
     try:
@@ -104,7 +101,8 @@ def _at_broker(case: Case, connection: Any, request: Request) -> Iterator[Findin
     except UnsupportedBroker as exc:
         yield _unsupported(exc, refused=case.loaded is None or case.loaded.enabled)
     except BrokerAway as exc:
-        yield _away(exc)
+        why = "Neither the broker nor the workers were checked."
+        yield error("broker.reached", " ".join(exc.message.split()), why, exc.remedy)
     except BrokerUnfit as exc:
         why = "Messages cannot be kept there: neither the broker nor the workers were checked."
         yield error("broker.prepared", exc.what, why, f"{exc.remedy}.")
@@ -132,15 +130,6 @@ def _with_clock(case: Case, doctor: Doctor) -> Case:
         return replace(case, broker_clock=doctor.clock(case))
     except Exception:  # noqa: BLE001  (the broker's own check reports it)
         return case
-
-
-def _away(exc: BrokerAway) -> Finding:
-    return error(
-        "broker.reached",
-        " ".join(exc.message.split()),
-        "Neither the broker nor the workers were checked.",
-        exc.remedy,
-    )
 
 
 def _unsupported(exc: UnsupportedBroker, *, refused: bool) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_lease.cli.doctor.case import Case
-    from celery_lease.core.delivery import Reaped
     from celery_lease.core.driver import Driver
 
 #: The most messages that are counted.
@@ -25,22 +25,18 @@ SWEEPS, PLAIN_SWEEP = 3, 100.0
 
 def check(case: Case) -> Iterator[Finding]:
     """Yield the findings about messages at the broker, as far as its driver sees them."""
-    driver = brokers.driver(case.channel)
-    try:
+    with closing(brokers.driver(case.channel)) as driver:
         if driver.capabilities.reaps:
             yield _overdue(case, driver)
-        if (
-            driver.capabilities.dead_letters and case.loaded
-        ):  # without settings their names are unknown
+        if driver.capabilities.dead_letters and case.loaded:  # else their names are unknown
             yield _dead(case, driver)
-    finally:
-        driver.close()
 
 
 def _overdue(case: Case, driver: Driver) -> Finding:
     found = driver.overdue(limit=MANY)
     interval = case.loaded.reaper_interval_for([case.shortest_extension]) if case.loaded else 0.0
-    missed = [each for each in found if each.late > SWEEPS * _sweep(each, interval)]
+    sweeps = {True: interval, False: PLAIN_SWEEP}
+    missed = [each for each in found if each.late > SWEEPS * sweeps[each.leased]]
     if not missed:
         return ok("leases.overdue", "no message is overdue")
     worst = max(each.late for each in missed)
@@ -62,10 +58,6 @@ def _who_should(case: Case) -> str:
     if not up:
         return "no worker with leases answers. Start one, and it will."
     return f"{', '.join(up)} should have; see in its log whether its sweeps fail."
-
-
-def _sweep(each: Reaped, interval: float) -> float:
-    return interval if each.leased else PLAIN_SWEEP
 
 
 def _dead(case: Case, driver: Driver) -> Finding:

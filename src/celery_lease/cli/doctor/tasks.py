@@ -72,14 +72,12 @@ def _asks_for_context(function: FunctionType) -> bool:
 
 def _uses(code: CodeType, name: str) -> bool:
     return any(
-        each.opname.startswith("LOAD_") and (each.argval == name or _is_in(name, each.argval))
+        each.opname.startswith("LOAD_")
+        # Since 3.13 one instruction loads two variables.
+        and name in (each.argval if isinstance(each.argval, tuple) else (each.argval,))
         for inner in _codes(code)
         for each in dis.get_instructions(inner)
     )
-
-
-def _is_in(name: str, value: object) -> bool:
-    return isinstance(value, tuple) and name in value  # two variables at once, since 3.13
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
