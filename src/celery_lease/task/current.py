@@ -73,10 +73,7 @@ class WorkerOutOfReach(LeaseLost):
 
 def private_context(task_id: str = "") -> ToolContext:
     """Return a context without a lease, for a call outside a worker."""
-    board = Board.private()
-    slot = board.lend()
-    board.allow(slot, math.inf)
-    context = ToolContext(board, slot, task_id=task_id)
+    context = ToolContext(*_private_record(), task_id=task_id)
     context._start()
     return context
 
@@ -122,13 +119,15 @@ def end_lease(context: ToolContext, outcome: Outcome) -> None:
     context._base, context._limit = board.base(slot), board.limit(slot)
 
 
-@functools.cache
-def _nobodys_record() -> tuple[Board, Slot]:
-    """Return a record for beats that no longer count."""
+def _private_record() -> tuple[Board, Slot]:
     board = Board.private()
     slot = board.lend()
     board.allow(slot, math.inf)
     return board, slot
+
+
+#: Returns a record for beats that no longer count.
+_nobodys_record = functools.cache(_private_record)
 
 
 def was_released(context: ToolContext) -> bool:

@@ -115,11 +115,7 @@ class LeasedTask(Task):  # type: ignore[type-arg]  # not subscriptable when it r
         return super().start_strategy(app, consumer, **options)
 
     def apply_async(
-        self,
-        args: Any = None,
-        kwargs: Any = None,
-        *positional: Any,
-        **options: Any,
+        self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any
     ) -> Any:
         """As in Celery, with further options: the ``lease_*`` settings of the table.
 

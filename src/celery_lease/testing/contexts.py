@@ -128,7 +128,7 @@ class RecordedContext(ToolContext):
         self._start()
         clock.watch(self._keep)
 
-    # # -------------------------------------------------------------------------------- the record
+    # -------------------------------------------------------------------------------- the record
 
     @property
     def passed(self) -> float:
@@ -145,7 +145,7 @@ class RecordedContext(ToolContext):
         """All values of :meth:`checkpoint`, in order."""
         return self._recorder.saved
 
-    # # -------------------------------------------------------------------------- the test's side
+    # -------------------------------------------------------------------------- the test's side
 
     def lose(self, *, after: int = 0) -> None:
         """Give the message to another holder: now, or once *after* more beats have counted."""

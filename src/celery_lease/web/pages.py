@@ -16,10 +16,7 @@ from celery_lease.cli.dead import facts as letter_facts, letters_of, loss as los
 from celery_lease.cli.doctor.examine import Request as DoctorRequest, examine
 from celery_lease.cli.doctor.report import by_subject, facts as report_facts
 from celery_lease.cli.exclusive import document as keys_document, keys_in_use
-from celery_lease.cli.explain import (
-    document as task_document,
-    facts_in_view,
-)
+from celery_lease.cli.explain import document as task_document, facts_in_view
 from celery_lease.cli.stack import seen
 from celery_lease.cli.status import document as leases_document
 from celery_lease.cli.story import Facts, story_of

@@ -128,15 +128,8 @@ class PageWatch(Watch):
     def failed(self, why: str) -> None:
         """Record a failed look; the last rows stay."""
         super().failed(why)
-        last = self.latest
-        self.latest = Look(
-            number=last.number + 1,
-            view=last.view,
-            at=last.at,
-            wall=last.wall,
-            askable=last.askable,
-            trouble=why,
-        )
+        number = self.latest.number + 1
+        self.latest = replace(self.latest, number=number, trouble=why, rates={}, made={})
         self._fresh.set()
 
     def _start(self) -> None:

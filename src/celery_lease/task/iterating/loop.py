@@ -122,7 +122,7 @@ class Loop(Generic[T]):
                 self._save_in_passing()
                 context.beat()
 
-    # # ------------------------------------------------------------------------------ the beginning
+    # ------------------------------------------------------------------------------ the beginning
 
     def _begin(self) -> tuple[Places, Place]:
         """Find the place to begin at, and keep it where the next run looks for it."""
