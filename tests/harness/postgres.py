@@ -115,7 +115,7 @@ class PostgresServer(LocalProcess):
     def stop_now(self) -> None:
         """End it as a crash does: connections are cut, nothing is finished."""
         self.send(signal.SIGQUIT)
-        self.wait(60)  # for processes that wait for a busy disk
+        self.wait(60)  # on a busy machine
 
     def close(self) -> None:
         if self._process is not None and self.returncode is None:

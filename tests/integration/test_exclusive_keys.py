@@ -328,7 +328,8 @@ def test_a_paused_holder_cannot_come_back_into_a_key_that_another_one_holds(scen
 
 
 def test_the_next_one_is_woken_at_once(scene: Scene) -> None:
-    """An idle worker has it in a moment: far sooner than a reaper or a look for messages."""
+    """An idle worker has it in a moment; a reaper would have it in minutes."""
+    scene.setup = scene.setup.having(lease_reaper_interval=300)
     scene.worker(concurrency=1)
     ids = [f"a{number}" for number in range(20)]
     scene.send("first")
@@ -340,7 +341,7 @@ def test_the_next_one_is_woken_at_once(scene: Scene) -> None:
     scene.ledger.wait("end", ids[-1])
     entries = [e for e in scene.ledger.entries() if e.event in ("start", "end")]
     gaps = [b.at - a.at for a, b in zip(entries[1::2], entries[2::2], strict=False)]
-    assert median(gaps) < 0.2
+    assert median(gaps) < 0.5
 
 
 def test_a_forgotten_message_is_woken_by_a_reaper(scene: Scene) -> None:
