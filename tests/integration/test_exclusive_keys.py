@@ -328,8 +328,8 @@ def test_a_paused_holder_cannot_come_back_into_a_key_that_another_one_holds(scen
 
 
 def test_the_next_one_is_woken_at_once(scene: Scene) -> None:
-    """An idle worker has it in a moment; a reaper would have it in minutes."""
-    scene.setup = scene.setup.having(lease_reaper_interval=300)
+    """An idle worker has it in a moment; a reaper would have it in seconds."""
+    scene.setup = scene.setup.having(lease_reaper_interval=0.9 * EXTENSION)
     scene.worker(concurrency=1)
     ids = [f"a{number}" for number in range(20)]
     scene.send("first")
