@@ -42,7 +42,7 @@ def worker(bench: Bench, **settings: Any) -> Desk:
     terms = desk.holder.terms
 
     def of_task(message: Any) -> Any:
-        about = {"task": "film", "id": message.headers["id"], "worker": WORKER}
+        about = {"task": "film", "id": message.headers.get("id", ""), "worker": WORKER}
         desk.holder.about = about
         return terms(message)
 
