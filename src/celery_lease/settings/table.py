@@ -116,8 +116,8 @@ SETTINGS: tuple[Setting, ...] = (
         "lease_mode",
         one_of(Mode),
         '`"heartbeat"`: the lease is extended while the task beats; `"daemon"`: while its process '
-        'lives; `"observe"`: like `"daemon"`, but nothing is enforced, and the log says what '
-        '`"heartbeat"` would have done',
+        'lives; `"observe"`: like `"daemon"`, but nothing except `lease_max_duration` is enforced, '
+        'and the log says what `"heartbeat"` would have done',
         call=True,
     ),
     _of_lease(
@@ -187,7 +187,8 @@ SETTINGS: tuple[Setting, ...] = (
     _of_lease(
         "lease_key_limit",
         whole(1, 1000),  # a script at the broker looks at all holders
-        "so many started tasks may hold the key at once; that of the message that comes counts",
+        "how many started tasks may hold the key at once; if messages have different limits, that "
+        "of the message that needs the key counts",
         call=True,
         app=False,
     ),
