@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 from kombu import Consumer, Queue
+from redis.exceptions import ResponseError
 
 from celery_lease.brokers.redis import waiting
 from celery_lease.brokers.redis.waiting import Step
@@ -284,6 +285,23 @@ def test_a_user_that_may_not_be_told_looks_for_messages(
         assert time.monotonic() - began < waiting.LINE
         poor.close()
         rich.close()
+
+
+def test_a_user_that_may_not_take_messages_is_told(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The script's error is the channel's; only a key that is no list is passed over.
+
+    Changed: every error of ``RPOP`` is that of such a key; failed with: not within 10.0 s.
+    """
+    with RedisServer(request.getfixturevalue("valkey_path"), tmp_path / "server").start() as own:
+        rules = ("on", ">secret", "~*", "&*", "+@all", "-rpop")
+        own.client().execute_command("ACL", "SETUSER", "poor", *rules)
+        poor = Bench(f"redis://poor:secret@127.0.0.1:{own.port}/0")
+        desk = poor.desk()
+        with pytest.raises(ResponseError, match="rpop"):
+            eventually(lambda: desk.turn(0.01))
+        poor.close()
 
 
 def in_line(client: redis.Redis, worker: Worker) -> bool:
