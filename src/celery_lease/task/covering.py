@@ -125,7 +125,7 @@ def _covered(task: Task[Any, Any], call: Callable[..., Any], around: Around) -> 
     return covered
 
 
-def _run(task: Task[Any, Any], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run(task: Task[Any, Any], call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a task's own ``run``; a call by another task is that one's work."""
     run = current_run()
     if run is None or not run.starts(task):
@@ -133,13 +133,13 @@ def _run(task: Task[Any, Any], call: Callable[..., Any], *args: Any, **kwargs: A
     return outcome.run_body(run, lambda _: call(*args, **kwargs))
 
 
-def _hold(task: Task[Any, Any], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _hold(task: Task[Any, Any], call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Send what ends the run, a retry for one, while the lease is held."""
     outcome.hold(task)
     return call(*args, **kwargs)
 
 
-def _update_state(_: Any, call: Any, task_id: Any = None, *args: Any, **kwargs: Any) -> Any:
+def _update_state(_: Any, call: Any, /, task_id: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Store a state while the lease is held; it is its new holder's then."""
     return call(task_id, *args, **kwargs) if outcome.may_update(task_id) else None
 

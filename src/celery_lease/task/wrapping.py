@@ -39,7 +39,7 @@ def wrap_run(cls: type[LeasedTask]) -> None:
     injection = Injection.of(function, skip_first=is_method)
 
     @functools.wraps(function)
-    def leased(self: LeasedTask, *args: Any, **kwargs: Any) -> Any:
+    def leased(self: LeasedTask, /, *args: Any, **kwargs: Any) -> Any:
         bound = functools.partial(function, self) if is_method else function
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -93,7 +93,7 @@ def _wrap_hook(cls: type[LeasedTask], hook: Any, around: Callable[..., Any]) -> 
         return
 
     @functools.wraps(hook)
-    def leased(self: LeasedTask, *args: Any, **kwargs: Any) -> Any:
+    def leased(self: LeasedTask, /, *args: Any, **kwargs: Any) -> Any:
         return around(self, functools.partial(hook, self), *args, **kwargs)
 
     leased.is_leased = True  # type: ignore[attr-defined]

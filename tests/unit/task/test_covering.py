@@ -45,7 +45,9 @@ def plain(app: Celery, **options: Any) -> Any:
     return app.task(**{"shared": False, "lazy": False, "acks_late": True, **options})
 
 
-def run(delivery: Delivery, task: Any, *args: Any, **facts: Any) -> tuple[int, Any, float]:
+def run(
+    delivery: Delivery, task: Any, *args: Any, named: dict[str, Any] | None = None, **facts: Any
+) -> tuple[int, Any, float]:
     """Run a task as a pool process does that is sent :func:`covering.trace`."""
     if task.__trace__ is None:
         task.__trace__ = build_tracer(task.name, task, app=task.app)  # as every pool does
@@ -56,7 +58,7 @@ def run(delivery: Delivery, task: Any, *args: Any, **facts: Any) -> tuple[int, A
         **facts,
     }
     ticket = {**delivery.ticket, "id": delivery.task_id}
-    body = (args, {}, {})
+    body = (args, named or {}, {})
     target = celery_trace.fast_trace_task
     found: tuple[int, Any, float] = covering.trace(
         ticket, target, task.name, delivery.task_id, request, body, None, None
@@ -76,6 +78,16 @@ def test_a_run_has_its_lease_and_sees_no_ticket(app: Celery, delivery: Delivery)
     assert (failed, text) == (0, "[True, 7, {'exchange': '', 'routing_key': 'celery'}]")
     assert delivery.state(f) == "SUCCESS"
     assert delivery.board.read_outcome(delivery.slot) is Outcome.DONE
+
+
+def test_a_task_names_its_parameters_as_it_likes(app: Celery, delivery: Delivery) -> None:
+    """As Celery's own ``celery.starmap`` and ``celery.map``, whose first one is ``task``."""
+
+    @plain(app)
+    def f(task: str, call: str) -> str:
+        return task + call
+
+    assert run(delivery, f, named={"task": "a", "call": "b"})[:2] == (0, "'ab'")
 
 
 def test_a_run_whose_lease_is_gone_does_not_start(app: Celery, delivery: Delivery) -> None:
