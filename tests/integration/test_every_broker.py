@@ -108,9 +108,7 @@ class Play:
             "silent": self.send("silent", 60.0),
             "eta": self.send("work", 0.1, **later),
             "covered long": self.send("covered_late", VISIBILITY + 4.0, headers=PATIENT),
-            "covered eta": self.send(
-                "covered_early", 0.1, countdown=VISIBILITY + 3, headers=PATIENT
-            ),
+            "covered eta": self.send("covered_early", 0.1, **later),
             "again": self.send("again"),
             # Lost by its process's end alone, however busy the machine is.
             "die": self.send("die", headers=LONG),

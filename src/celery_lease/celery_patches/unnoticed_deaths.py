@@ -47,7 +47,8 @@ class _LooksAgain:
 
     def _join_exited_workers(self, shutdown: bool = False) -> list[int]:
         died = {each.pid: each for each in self._pool if each.exitcode is not None}
-        self._dead = dict([*(self._dead | died).items()][-REMEMBERED:])
+        if died:
+            self._dead = dict([*(self._dead | died).items()][-REMEMBERED:])
         found: list[int] = super()._join_exited_workers(shutdown)  # type: ignore[misc]
         self._find_forgotten()
         self._find_unreported([each.exitcode for each in died.values()])
