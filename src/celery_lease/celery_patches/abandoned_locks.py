@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from celery_lease.celery_patches import extend_pools
+
 
 class RecordLock:
     """A lock between a process and those that it forks; not between the threads of one."""
@@ -44,10 +46,8 @@ class RecordLock:
 
 def free_abandoned_locks(pool_class: Any) -> None:
     """Have a prefork *pool_class* make pools with such locks; its processes are to be forked."""
-    pool: Any = getattr(pool_class, "BlockingPool", None)  # None: no prefork pool
-    if pool is None or issubclass(pool, _Freeing) or not hasattr(os, "memfd_create"):
-        return
-    pool_class.BlockingPool = type(pool.__name__, (_Freeing, pool), {})
+    if hasattr(os, "memfd_create"):
+        extend_pools(pool_class, _Freeing)
 
 
 class _Freeing:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from billiard.pool import ApplyResult
 
+from celery_lease.celery_patches import extend_pools
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -26,9 +28,7 @@ REMEMBERED = 100
 
 def notice_all_deaths(pool_class: Any) -> None:
     """Have a prefork *pool_class* make pools that look again."""
-    pool: Any = getattr(pool_class, "BlockingPool", None)  # None: no prefork pool
-    if pool is not None and not issubclass(pool, _LooksAgain):
-        pool_class.BlockingPool = type(pool.__name__, (_LooksAgain, pool), {})
+    extend_pools(pool_class, _LooksAgain)
 
 
 class _LooksAgain:
