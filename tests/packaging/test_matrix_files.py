@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -64,6 +65,67 @@ def test_nothing_is_published_untested_or_with_a_password() -> None:
     assert set(publish["needs"]) == {"tests", "build"}
     assert publish["permissions"] == {"id-token": "write"}
     assert "secrets." not in (WORKFLOWS / "release.yml").read_text()
+
+
+#: Stands for mike: notes its arguments, and commits to gh-pages as it does.
+MIKE = """#!/bin/sh
+shift 4
+echo "$*" >> "$NOTES"
+case $1 in
+  list) git rev-parse --verify -q gh-pages ;;
+  deploy) git branch -f gh-pages "$(git commit-tree -m "$*" $(
+      git rev-parse -q --verify gh-pages | sed 's/^/-p /') HEAD^{tree})" ;;
+esac
+"""
+#: Refuses the first push, as where another run has published meanwhile.
+REFUSES_ONCE = """#!/bin/sh
+[ -e refused ] || { touch refused; exit 1; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "deployed"),
+    [
+        ("branch", "main", "dev latest"),
+        ("tag", "v1.10.1", "--update-aliases 1.10 latest"),
+        ("tag", "v1.9.4", "1.9"),
+        ("tag", "v2.0.0rc1", "2.0"),
+    ],
+)
+def test_only_the_newest_release_becomes_the_latest_docs(
+    tmp_path: Path, kind: str, name: str, deployed: str
+) -> None:
+    """And a push that another one overtook is made again, on top of that."""
+    environ = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "NOTES": str(tmp_path / "notes"),
+        "GITHUB_REF_TYPE": kind,
+        "GITHUB_REF_NAME": name,
+    }
+
+    def run(*command: str, within: str = "clone") -> None:
+        subprocess.run(command, cwd=tmp_path / within, env=environ, check=True)
+
+    run("git", "init", "-q", "--bare", "origin", within=".")
+    run("git", "clone", "-q", "origin", "clone", within=".")
+    for program, text in (("uv", MIKE), ("origin/hooks/pre-receive", REFUSES_ONCE)):
+        (tmp_path / program).write_text(text)
+        (tmp_path / program).chmod(0o700)
+    [publish] = (each for each in workflow("docs.yml")["publish"]["steps"] if "run" in each)
+    script = publish["run"].splitlines(keepends=True)
+    identity = [line for line in script if line.startswith("git config")]
+    run("bash", "-e", "-c", "".join([*identity, "git commit -q --allow-empty -m first"]))
+    for each in ("v1.9.4", "v1.10.0", "v1.10.1", "v2.0.0rc1"):
+        run("git", "tag", each)
+    run("bash", "-e", "-c", publish["run"])
+    notes = (tmp_path / "notes").read_text().splitlines()
+    first, again = (line for line in notes if line.startswith("deploy"))
+    assert (first, again) == (
+        f"deploy {deployed}",
+        f"deploy {deployed}".replace("dev latest", "dev"),
+    )
+    run("git", "merge-base", "--is-ancestor", "origin/gh-pages", "gh-pages")
 
 
 def test_ci_says_what_it_leaves_out(sessions: set[str]) -> None:
