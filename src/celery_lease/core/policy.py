@@ -49,8 +49,8 @@ def warnings_of(policy: LeasePolicy) -> list[str]:
     if policy.interval > policy.extension / 3:
         found.append(
             f"lease_interval = {plain(policy.interval)} is above a third of lease_extension "
-            f"({plain(policy.extension)}): one failed extension leaves no time for a second try; "
-            f"set lease_interval to {plain(policy.extension / 5)}"
+            f"({plain(policy.extension)}): if an extension fails, less than a third of the lease "
+            f"may be left to repeat it; set lease_interval to {plain(policy.extension / 5)}"
         )
     if policy.max_duration < policy.extension:
         found.append(

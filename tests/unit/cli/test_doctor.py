@@ -144,7 +144,7 @@ def test_what_is_allowed_and_not_meant_is_a_warning(app: Celery) -> None:
     ]
     (first, _) = (each for each in found if each.check == "settings.sense")
     assert (first.why, first.remedy) == (
-        "One failed extension leaves no time for a second try.",
+        "If an extension fails, less than a third of the lease may be left to repeat it.",
         "Set lease_interval to 60.",
     )
     assert severities(found) == {

@@ -125,7 +125,7 @@ def test_an_interval_of_half_the_extension_is_a_fault(interval: float) -> None:
 def test_an_interval_above_a_third_of_the_extension_is_only_a_warning(
     interval: float, *, warned: bool
 ) -> None:
-    """Between a third and a half there is no second try, which is allowed but said."""
+    """Between a third and a half little time is left for a second try: allowed, but said."""
     values = {"extension": 100, "interval": interval}
 
     assert faults_of(values) == []

@@ -30,8 +30,8 @@ class LeaseExtenderConfig:
             raise LeaseConfigError(tuple(faults), "the extender")
         if self.interval > self.extension / 3:
             logger.warning(
-                "interval = %g is above a third of extension (%g): one failed extension leaves no "
-                "time for a second try; set interval to %g",
+                "interval = %g is above a third of extension (%g): if an extension fails, less "
+                "than a third of the lease may be left to repeat it; set interval to %g",
                 self.interval,
                 self.extension,
                 self.extension / 5,
