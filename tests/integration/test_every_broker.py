@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_lease import brokers
+from celery_lease.brokers import identity
 from harness.app_leased import EXTENSION
 from harness.ledger import now
 from harness.places import ABILITIES, PGMQ, VISIBILITY, Place, place_of
@@ -42,7 +45,8 @@ MOST_LOSSES = 2
 class Play:
     """One broker's scenes, in their order; a later one needs only workers of an earlier one."""
 
-    def __init__(self, place: Place, fleet: WorkerFleet) -> None:
+    def __init__(self, broker: str, place: Place, fleet: WorkerFleet) -> None:
+        self.broker = broker
         self.place, self.fleet, self.ledger = place, fleet, fleet.ledger
         self.app = place.app()
         self.scenes: dict[str, Future[Any]] = {}
@@ -122,7 +126,7 @@ class Play:
 
         If the first one's acknowledgement counted, there would be nothing left to run then.
         """
-        task_id = self.send("stubborn", 3.0, 60.0, 0.1)
+        task_id = self.send("stubborn", 3.0, 60.0, 3.0)
         former = self.holder(task_id, 1)
         former.stop_group()
         current = self.holder(task_id, 2)
@@ -135,9 +139,19 @@ class Play:
         killed_at = now()
         current.wait()
         self.ledger.wait("start", task_id, count=3, within=60)
+        lost = self.lost(task_id) if "losses" in ABILITIES[self.broker] else []
         taken_over = self.runs(task_id)[2].at - killed_at
         self.ledger.wait("end", task_id, count=2)
-        return held, taken_over, self.runs(task_id)
+        return held, taken_over, self.runs(task_id), lost
+
+    def lost(self, task_id: str) -> list[Any]:
+        """Return what the broker's record says about the losses of a task that runs."""
+        with (
+            self.app.connection_for_read() as connection,
+            closing(brokers.driver(connection.default_channel)) as driver,
+        ):
+            records = driver.records()
+            return [*records.losses(next(iter(records.leases(task_id))).tag)]
 
     def holder(self, task_id: str, run: int) -> Worker:
         """Return the worker that began a task's run, once it has."""
@@ -205,7 +219,7 @@ def plays(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         )
         host = name.replace(" ", "-")
         fleet = WorkerFleet(tmp_path_factory.mktemp(host), host)
-        play = Play(place, fleet)
+        play = Play(name, place, fleet)
         begun[name] = play, threads.submit(play.run)
     yield Plays(begun, threads)
     threads.shutdown(cancel_futures=True)
@@ -291,7 +305,7 @@ def test_a_dead_letter_can_be_looked_at_and_sent_back(plays: Plays, broker: str)
 @able()
 def test_a_stopped_worker_settles_nothing_afterwards(plays: Plays, broker: str) -> None:
     """I4: its task ends, and neither result nor acknowledgement count: the next holder's run."""
-    held, _, starts = plays.scene(broker, "fence_and_kill")
+    held, _, starts, _ = plays.scene(broker, "fence_and_kill")
     assert held, "the next holder ran on, undisturbed"
     assert len(starts) == 3
     tokens = [start.facts["token"] for start in starts]
@@ -301,15 +315,28 @@ def test_a_stopped_worker_settles_nothing_afterwards(plays: Plays, broker: str) 
 @able()
 def test_a_killed_workers_task_is_taken_over(plays: Plays, broker: str) -> None:
     """I5: extension, sweep and a second, on a busy machine."""
-    _, taken_over, _ = plays.scene(broker, "fence_and_kill")
+    _, taken_over, _, _ = plays.scene(broker, "fence_and_kill")
     assert taken_over < EXTENSION + REAPER + MARGIN
 
 
 @able("counts")
 def test_every_delivery_is_counted(plays: Plays, broker: str) -> None:
     """Whoever lost it, by whatever death."""
-    _, _, starts = plays.scene(broker, "fence_and_kill")
+    _, _, starts, _ = plays.scene(broker, "fence_and_kill")
     assert [start.facts["deliveries"] for start in starts] == [1, 2, 3]
+
+
+@able("losses")
+def test_a_loss_that_another_worker_finds_names_its_cause(plays: Plays, broker: str) -> None:
+    """A worker on the same host sees that the holder stands still, or was killed.
+
+    The first loss counts only if that holder had told the broker before that the task had begun.
+    """
+    _, _, starts, lost = plays.scene(broker, "fence_and_kill")
+    told = [(each["worker"].rsplit(":", 2)[0], each["reason"], each["cause"]) for each in lost]
+    first, second = starts[0].worker, starts[1].worker
+    assert told[-1] == (second, "expired", identity.DIED)
+    assert told[:-1] in ([], [(first, "expired", identity.STOPPED)])
 
 
 @able()

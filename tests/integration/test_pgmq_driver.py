@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from celery_lease.brokers import identity
 from celery_lease.brokers.pgmq.fence import Delivery
 from celery_lease.brokers.pgmq.statements import Act, parameters, statement
 from celery_lease.core.delivery import Answer, Renewal
@@ -302,7 +303,7 @@ def test_the_next_claim_notes_what_is_known_of_a_loss_that_its_worker_did_not_no
     desk.driver.dead_letter(fifth.claim.tag, "q.dead")
     (letter,) = desk.driver.dead_letters().letters("q.dead")
     assert letter.history[0] == loss
-    assert [each.get("cause") for each in letter.history] == [None, "SIGKILL"]
+    assert [each.get("cause") for each in letter.history] == [identity.UNKNOWN, "SIGKILL"]
     ((headers,),) = database.execute("SELECT headers FROM pgmq.q_q_dead")
     assert list(headers) == ["celery_lease_dead"]
 

@@ -376,6 +376,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def a_reaper_was_stopped_halfway(self, worker: int) -> None:
         """Only the second of its two scripts runs, long after the first: leases are not its."""
         driver = self.driver(worker)
+        driver._sweeps._is_plain_due = True  # as the first one said
         swept = [each.tag for each in driver._sweeps.reap_plain(100, driver._plain)]
         agree("swept", swept, self.model.sweep(100))
 

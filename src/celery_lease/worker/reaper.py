@@ -101,10 +101,11 @@ def _log(batch: Sequence[Reaped]) -> None:
             )
         elif each.leased:
             logger.warning(
-                "lease of task %s[%s] held by %s expired %.1f s ago: message returned to queue",
+                "lease of task %s[%s] held by %s expired %.1f s ago: message returned to queue%s",
                 *_task(each),
                 each.about.get("worker"),
                 each.late,
+                f"; {cause}" if (cause := each.about.get("cause")) else "",
                 extra=extra,
             )
 

@@ -9,14 +9,13 @@ The main thread calls all methods, except callbacks of the parts: ``_hurry_tasks
 from __future__ import annotations
 
 import logging
-import os
-import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery.signals import worker_shutting_down
 
 from celery_lease import brokers
+from celery_lease.brokers.identity import identity
 from celery_lease.celery_patches.forgotten_jobs import keep_running_jobs
 from celery_lease.celery_patches.malformed_messages import outlive
 from celery_lease.celery_patches.partial_messages import read_to_the_end
@@ -105,7 +104,7 @@ class Runtime:
 
     def _make_leases(self, channel: Any) -> LeaseRegistry:
         consumer, driver = self._consumer, brokers.driver(channel)
-        worker_id = f"{consumer.hostname}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        worker_id = identity(consumer.hostname)
         driver.serve(worker_id)
         dead_letters = driver.capabilities.dead_letters
         return LeaseRegistry(

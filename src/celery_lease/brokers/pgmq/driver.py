@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
+from celery_lease.brokers.identity import cause_of_expiry
 from celery_lease.brokers.pgmq import dead, names as pgmq_names
 from celery_lease.brokers.pgmq.channel import Leasing
 from celery_lease.brokers.pgmq.connections import Connections, yield_to_greenlets
@@ -22,7 +23,7 @@ from celery_lease.brokers.pgmq.exclusive import ANSWER_TIMEOUT, PgmqKeys
 from celery_lease.brokers.pgmq.fence import Delivery, ReceivedMessage
 from celery_lease.brokers.pgmq.keyed import Keyed
 from celery_lease.brokers.pgmq.records import PgmqRecords
-from celery_lease.brokers.pgmq.statements import Act, parameters, statement
+from celery_lease.brokers.pgmq.statements import HOLDER, Act, parameters, statement
 from celery_lease.celery_patches.open_pools import closing
 from celery_lease.core.clock import Clock, SystemClock
 from celery_lease.core.dead import LOST
@@ -94,6 +95,7 @@ class PgmqDriver(Keyed):
         self._clock = clock
         self._names = names
         self._worker = ""  # the holder of the claims, for the dead letter
+        self._causes = "{}"  # of the expiries that the claims find, by former holder
 
     @classmethod
     def connect(cls, channel: Any, clock: Clock | None = None) -> PgmqDriver:
@@ -148,6 +150,7 @@ class PgmqDriver(Keyed):
         now = self._clock.now()
         for each in received[-1:]:
             self._worker = str(each.terms.about.get("worker", ""))
+            self._causes = json.dumps(_causes(received, self._worker))
         asks = [_Ask(each.delivery, each.terms.seconds, late=False) for each in received]
         act = Act.CLAIM if all(each.terms.waits for each in received) else Act.EXTEND
         then = self.keys.deciding(received, [_claim(each, Answer.HELD, now) for each in received])
@@ -164,7 +167,7 @@ class PgmqDriver(Keyed):
         try:
             *rows, (said,) = self._connections.run(
                 statement(act, (asks[0].delivery.queue,)),
-                [*_parameters(asks), *([self._worker] if act is Act.CLAIM else [])],
+                [*_parameters(asks), *self._claiming(act)],
                 timeout=ANSWER_TIMEOUT,
                 then=then,
             )
@@ -271,12 +274,16 @@ class PgmqDriver(Keyed):
         answers = self._ask_queues(act, queues, timeout)
         return [answers.get(each.delivery, Answer.UNKNOWN) for each in asks]
 
+    def _claiming(self, act: Act) -> list[object]:
+        """Return what a claim takes beside the deliveries."""
+        return [self._causes, self._worker] if act is Act.CLAIM else []
+
     def _ask_queues(
         self, act: Act, queues: Mapping[str, list[_Ask]], timeout: float
     ) -> dict[Delivery, Answer]:
         lists = list(queues.values())
         ended = lists if act in _ENDINGS else []
-        last = [self._worker] if act is Act.CLAIM else []
+        last = self._claiming(act)
         try:
             rows = self._connections.run(
                 statement(act, tuple(queues)),
@@ -339,6 +346,14 @@ def _answer(done: bool, there: bool) -> Answer:
     if done:
         return Answer.HELD
     return Answer.UNKNOWN if there else Answer.LOST
+
+
+def _causes(received: Sequence[ReceivedMessage], worker: str) -> dict[str, str]:
+    """Return why the former holders of messages did not extend their leases, by worker."""
+    holders = [each.headers and each.headers.get(HOLDER) for each in received]
+    names = {str(each.get("worker")) for each in holders if isinstance(each, dict)}
+    known = {each: cause_of_expiry(each, worker) for each in names}
+    return {each: cause for each, cause in known.items() if cause}
 
 
 def _claim(received: ReceivedMessage, answer: Answer, asked_at: float) -> Claim | None:

@@ -101,7 +101,9 @@ _EXPIRED = """
     THEN jsonb_build_object({losses},
         CASE WHEN jsonb_array_length({past}) < {kept} THEN {past} ELSE {past} - 0 END
         || jsonb_build_array((t.headers -> {holder}) || jsonb_build_object(
-            'reason', 'expired', 'ended', extract(epoch FROM t.last_read_at))))
+            'reason', 'expired', 'ended', extract(epoch FROM t.last_read_at))
+            || jsonb_strip_nulls(jsonb_build_object(
+                'cause', %s::jsonb -> (t.headers -> {holder} ->> 'worker')))))
     ELSE '{{}}' END"""
 _PAST = """coalesce(t.headers -> {losses}, '[]')"""
 _NUMBER = """(extract(epoch FROM t.last_read_at) * 1000000)::bigint"""
@@ -125,8 +127,9 @@ def headers() -> dict[str, sql.Composable]:
 def statement(act: Act, queues: Sequence[str]) -> sql.Composed:
     """Return the statement that changes deliveries of *queues*, in this order.
 
-    Each queue takes five arrays: ids, counts, times read, seconds, late; a claim, behind them, the
-    name of the worker. A delivery returns a row
+    Each queue takes five arrays: ids, counts, times read, seconds, late; a claim, behind them, why
+    former holders did not extend their leases, a JSON object by worker, and the name of the worker.
+    A delivery returns a row
     with false if it existed, and one with true if it was changed: the number of its queue, id,
     count, and that.
     """

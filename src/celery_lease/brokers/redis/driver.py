@@ -118,7 +118,7 @@ class RedisDriver(VirtualDriver):
         channels.end_receiving(channel)
 
     def serve(self, worker: str) -> None:
-        """Set this worker's name: expired leases of a former one of its name are "worker died"."""
+        """Set this worker's identity: it knows that a former worker of its name died."""
         self._sweeps.worker = worker
 
     def follow(self, channel: Any) -> None:

@@ -2,7 +2,7 @@
 -- after parked messages, which are due now and then.
 --
 -- KEYS: unacked index, unacked, leases, claims, refusals
--- ARGV: the worker that asks, or nothing; tags
+-- ARGV: why workers did not extend their leases, a JSON object by worker; tags
 -- Returns: how many of the tags were dealt with, fewer than all where messages are long or keys
 --   have many holders; and for
 -- each message that was due its tag, the seconds since its expiry, its claim record, and why it
@@ -53,7 +53,7 @@ local function reap(tag, late)
   end
 end
 
-asker = ARGV[1]
+causes = cjson.decode(ARGV[1])
 for i = 2, #ARGV do
   local expiry = redis.call('ZSCORE', KEYS[3], ARGV[i])
   if expiry and tonumber(expiry) <= now and not tend(ARGV[i]) then

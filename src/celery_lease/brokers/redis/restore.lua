@@ -49,16 +49,12 @@ local function history(tag, record)
 end
 
 local why = ''  -- what else is known of a loss: members of a JSON object
-local asker = ''  -- the worker that sweeps
+local causes = {}  -- why a worker did not extend its leases
 
--- Returns what is known of a loss; a worker whose name another one has by now has died.
+-- Returns what is known of a loss.
 local function known(record, reason)
-  local name = string.match(asker, '^(.*):%d+:%x+$')
-  local holder = name and reason == 'expired' and (read(record) or {}).worker
-  if holder and holder ~= asker and string.match(holder, '^(.*):%d+:%x+$') == name then
-    return '"cause": "its worker died", '
-  end
-  return why
+  local cause = reason == 'expired' and causes[(read(record) or {}).worker or '']
+  return cause and '"cause": ' .. cjson.encode(cause) .. ', ' or why
 end
 
 local function remember(tag, record, reason)

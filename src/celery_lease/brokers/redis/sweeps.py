@@ -11,14 +11,17 @@ from __future__ import annotations
 import json
 import logging
 from itertools import count, islice
+from operator import methodcaller
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kombu.utils.encoding import bytes_to_str
 
+from celery_lease.brokers import identity
 from celery_lease.core.delivery import Reaped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import redis
 
@@ -149,11 +152,19 @@ class Sweeps:
     def _return_leases(self, tags: list[bytes]) -> Iterator[Reaped]:
         keys, done = [*self._keys.claims, self._keys.refusals], 0
         while done < len(tags):
-            seen, replies = self._server.run(
-                "reap", keys, [self.worker, *tags[done : done + PIECE]]
-            )
+            piece = tags[done : done + PIECE]
+            causes = self._causes(piece)
+            seen, replies = self._server.run("reap", keys, [json.dumps(causes), *piece])
             done += seen
-            yield from (reaped(*each) for each in replies)
+            for tag, late, record, error in replies:
+                yield reaped(tag, late, record, error, causes)
+
+    def _causes(self, tags: list[bytes]) -> dict[str, str]:
+        """Return why the holders of leases did not extend them, by worker."""
+        ask = methodcaller("hmget", self._keys.claims[3], tags)
+        holders = {str(_facts(each).get("worker", "")) for each in self._server.call(ask) if each}
+        known = {each: identity.cause_of_expiry(each, self.worker) for each in holders if each}
+        return {worker: cause for worker, cause in known.items() if cause}
 
     def _members(self, key: str) -> Any:
         return self._server.call(lambda client: client.smembers(key))
@@ -162,12 +173,17 @@ class Sweeps:
         return self._server.run("sweep", self._keys.claims, args)
 
 
-def reaped(tag: bytes, late: float | bytes, record: bytes, error: bytes) -> Reaped:
-    """Parse the record of an expired lease."""
-    try:
-        about = dict(json.loads(record))
-    except (ValueError, TypeError):  # damaged; then there is an error, too
-        about = {}
+def reaped(
+    tag: bytes,
+    late: float | bytes,
+    record: bytes,
+    error: bytes,
+    causes: Mapping[str, str] = MappingProxyType({}),
+) -> Reaped:
+    """Parse the record of an expired lease, and add its cause."""
+    about = _facts(record)
+    if cause := causes.get(str(about.get("worker"))):
+        about["cause"] = cause
     return Reaped(
         tag=tag.decode(),
         queue=about.get("queue", ""),
@@ -177,3 +193,11 @@ def reaped(tag: bytes, late: float | bytes, record: bytes, error: bytes) -> Reap
         rested=about.get("resting", False),
         unclaimed=about.get("arriving", False),
     )
+
+
+def _facts(record: bytes) -> dict[str, Any]:
+    """Parse a claim's record; a damaged one, which then has an error, tells nothing."""
+    try:
+        return dict(json.loads(record))
+    except (ValueError, TypeError):
+        return {}

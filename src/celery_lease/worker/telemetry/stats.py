@@ -141,6 +141,7 @@ class LeaseStats(Stats):
                 "holder": about.get("worker"),
                 "queue": reaped.queue,
                 "late": round(reaped.late, 3),
+                **({"cause": about["cause"]} if "cause" in about else {}),
             }
             self._append(RECOVERED_EVENT, fields)
 

@@ -46,11 +46,11 @@ def test_a_text_that_is_no_tag_is_refused() -> None:
 
 @pytest.mark.parametrize("act", Act)
 def test_a_statement_has_places_for_five_arrays_of_each_queue(act: Act) -> None:
-    """However many queues there are, it is one; a claim has the worker's name, too."""
+    """However many queues there are, it is one; a claim has causes and its worker, too."""
     delivery = Delivery("a", 1, 1, datetime.now(UTC))
     text = statement(act, ("a", "B")).as_string(None)
     assert len(parameters([delivery], [1.0], [False])) == 5
-    assert text.count("%s") == 2 * (6 if act is Act.CLAIM else 5)
+    assert text.count("%s") == 2 * (7 if act is Act.CLAIM else 5)
     assert '"pgmq"."q_a"' in text
     assert '"pgmq"."q_b"' in text, "pgmq's tables are in lower case"
 
