@@ -200,8 +200,8 @@ def _recorded(facts: Facts, lease: LeaseRow, now: float) -> Iterator[str]:
     name, left = _named(lease.task, facts), lease.remaining
     if lease.state == RESTING:
         yield (
-            f"{name} is in backoff after its loss: it is returned to queue {lease.queue} in "
-            f"{span(left)}."
+            f"{name} is in backoff after its loss for {span(left)} more; then "
+            f"{_back(facts, lease)}."
         )
     elif left <= 0:
         yield (

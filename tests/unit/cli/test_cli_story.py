@@ -164,7 +164,7 @@ def test_a_holder_that_does_not_reply_is_told_from_the_record() -> None:
     assert "celery -A APP lease reap" in expired
     assert "3 more losses make it a dead letter" in expired
     resting = story(recorded=[recorded(remaining=4.0, resting=True, losses=2)])
-    assert "is returned to queue q in 4.0s" in resting
+    assert "in backoff after its loss for 4.0s more; then the reaper of any worker" in resting
     assert "2 more losses make it a dead letter" in resting  # the third one is why it rests
 
 
