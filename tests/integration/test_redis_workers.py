@@ -103,7 +103,7 @@ def test_a_malformed_message_of_a_leased_task_is_a_dead_letter_and_does_not_end_
     eventually(lambda: fleet.ledger.count("end", "good") or worker.returncode is not None)
     assert worker.returncode is None
     assert client.llen("celery.dead") == len(malformed)
-    assert worker.log.count("message is no task's, moved to queue celery.dead") == len(malformed)
+    assert worker.log.count("message is not a task's, moved to queue celery.dead") == len(malformed)
     eventually(lambda: client.hlen("unacked") == 0, what="nothing is left unacknowledged")
 
 

@@ -82,7 +82,7 @@ def _put_away(consumer: Any, message: Any, exc: Exception, queue: str | None) ->
     if not message.acknowledged:  # also a dead letter: this frees its place in the prefetch window
         message.reject_log_error(logger, consumer.connection_errors)
     logger.error(
-        "message is no task's, %s: %r; headers %.*r, body %.*r",
+        "message is not a task's, %s: %r; headers %.*r, body %.*r",
         "rejected" if queue is None else f"moved to queue {queue}",
         exc,
         *(SHOWN, message.headers),

@@ -96,7 +96,7 @@ def test_a_message_that_celery_cannot_handle_is_rejected_with_a_line_and_a_signa
     assert handled.rejected
     assert not handled.started
     assert handed_on == [handled.message]
-    assert caplog.text.count("message is no task's, rejected") == 1
+    assert caplog.text.count("message is not a task's, rejected") == 1
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_two_loops_of_one_name_are_refused(lease_context: Any) -> None:
 
 def test_loops_side_by_side_are_refused(lease_context: Any) -> None:
     """Their places are not one."""
-    with pytest.raises(RuntimeError, match="cannot go side by side, as by zip"):
+    with pytest.raises(RuntimeError, match="cannot run side by side, as by zip"):
         list(zip(loop(lease_context, name="a"), loop(lease_context, name="b"), strict=True))
 
 

@@ -594,7 +594,9 @@ def test_what_is_stored_for_long_is_told_of_once(
     bench.enter(quiet, Span.RETRYING)
     for _ in range(6):
         bench.passed(2.0)
-    lines = [each for each in caplog.messages if "has ended, but for half of its lease" in each]
+    lines = [
+        each for each in caplog.messages if "has ended, but its outcome has not been stored" in each
+    ]
     assert len(lines) == 1
     assert "id-a" in lines[0]
     assert "has not beaten" not in caplog.text

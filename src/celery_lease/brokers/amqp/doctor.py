@@ -86,8 +86,8 @@ def _timeout(case: Examined, queue: str, timeout: float, said: str) -> Iterator[
         yield warning(
             "rabbitmq.consumer_timeout",
             f"{what}; lease_max_duration is {plain(case.longest)} s",
-            "A task that takes longer loses its lease however often it beats, and is run again; a "
-            "longer countdown makes its message go back and forth.",
+            "A task that takes longer loses its lease however often it beats, and is run again. A "
+            "message with a longer countdown is requeued and received again until its ETA.",
             _raise(timeout, "lease_max_duration"),
         )
     else:
@@ -110,8 +110,8 @@ def _plain_tasks(case: Examined) -> Iterator[Finding]:
         yield notice(
             "rabbitmq.plain_tasks",
             f"no time_limit within the consumer timeout of {plain(timeout)} s: {', '.join(long)}",
-            "These acknowledge late and have no lease. The message of one that takes longer goes "
-            "back while it runs, and it is run once more beside itself.",
+            "These acknowledge late and have no lease. If one takes longer, its message is "
+            "requeued while it runs, and a second run starts beside the first.",
             "Give them a time_limit, a lease that is long enough, or acks_late=False; or raise the "
             f"server's {OPTION}.",
         )

@@ -49,7 +49,7 @@ def check(case: Examined) -> Iterator[Finding]:
             f"lease_max_duration is {plain(case.longest)} s",
             "Twelve hours after it was received SQS gives a message to others, whatever was "
             "extended.",
-            "Lower lease_max_duration to 43200, and let longer tasks go on by a checkpoint.",
+            "Lower lease_max_duration to 43200, and let longer tasks continue from a checkpoint.",
         )
     predefined = case.channel.predefined_queues or {}
     for name in case.queues:

@@ -182,7 +182,8 @@ class SqsDriver(VirtualDriver):
         answers = self.requeue(handles)
         if Answer.UNKNOWN in answers:
             logger.warning(
-                "queue %s: its visibility timeout has to pass for %s, which could not be released",
+                "queue %s: %s not released, and hidden until the queue's visibility timeout is "
+                "over",
                 queue,
                 counted(answers.count(Answer.UNKNOWN), "message"),
             )

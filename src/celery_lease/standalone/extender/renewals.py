@@ -117,7 +117,8 @@ class Renewals:
             idle = self._wait(self._turn, lambda: not self._in_flight, STOP_TIMEOUT)
         if not idle:
             logger.warning(
-                "extension of message %s: no answer of the broker for %g s, it is not waited for",
+                "extension of message %s: the broker has not answered for %g s, no longer waited "
+                "for",
                 self.message.id,
                 STOP_TIMEOUT,
             )

@@ -228,7 +228,7 @@ class Loop(Generic[T]):
         if outer is not None and outer.mark.inside is not self._home:
             raise RuntimeError(
                 f"loop {self._name!r} was begun within an item of another loop, which has gone on "
-                "to the next one: loops that resume cannot go side by side, as by zip(); iterate "
+                "to the next one: loops that resume cannot run side by side, as by zip(); iterate "
                 "over one and look up the other's items, or let the source of one loop join them"
             )
 

@@ -97,8 +97,8 @@ def slow(entry: LeaseEntry) -> None:
 def storing(entry: LeaseEntry) -> None:
     """Log that a task has ended, and that its outcome takes long to be stored."""
     logger.warning(
-        "task %s[%s] has ended, but for half of its lease of %g s its callbacks were not sent, or "
-        "the result backend did not store that: waited for as long as the lease is held",
+        "task %s[%s] has ended, but its outcome has not been stored, or its callbacks have not "
+        "been sent, for half of its lease of %g s: tried again as long as the lease is held",
         *entry.task,
         entry.lease.policy.extension,
         extra=entry.fields,
@@ -148,7 +148,7 @@ def process_gone(entry: LeaseEntry, cause: object, stack: str = "") -> None:
     """Log that a task's process died, with the cause and the stack if they are known."""
     lease = entry.lease
     logger.error(
-        "task %s[%s]: its process %s ended under it (%s), delivery %d, token %d%s",
+        "task %s[%s]: its process %s died (%s), delivery %d, token %d%s",
         *entry.task,
         entry.pid or "in the pool",  # it has not reported the start
         cause,
