@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from billiard import get_start_method
 from celery.apps.worker import Worker
+from kombu.asynchronous import get_event_loop
 
 from celery_lease.worker import diagnosis
 from celery_lease.worker.pools.base import Pool
@@ -67,3 +68,21 @@ def wait_for_process(pool: Any) -> None:
     if lock is not None and type(pool).__module__ == MODULE and pool.putlocks:
         lock.acquire()
         lock.release()
+
+
+def write_at_once(pool: Any) -> None:
+    """Write the next job to an idle process, if there is one, in this turn of the event loop.
+
+    Celery writes it at the end of the next turn, after the request for the next message and the
+    reply to it. The pipe of an idle process is empty, so it does not have to be asked. Where
+    processes end after some tasks or with much memory, an idle one may be about to end.
+    """
+    if type(pool).__module__ != MODULE or not getattr(pool._pool, "outbound_buffer", None):  # noqa: SLF001
+        return
+    processes = pool._pool  # noqa: SLF001
+    if processes._maxtasksperchild or processes._max_memory_per_child:  # noqa: SLF001
+        return
+    idle = processes._all_inqueues - processes._busy_workers - processes._active_writes  # noqa: SLF001
+    if idle:
+        hub: Any = get_event_loop()
+        hub.consolidate_callback([idle.pop()])
