@@ -27,7 +27,6 @@ from celery_lease.core.policy import Mode, OnLost
 from celery_lease.worker import crashes
 from celery_lease.worker.diagnosis import Doing
 from celery_lease.worker.entries import Ending, LeaseEntry
-from celery_lease.worker.keeper import REST_WAIT
 from celery_lease.worker.telemetry import log_messages
 
 if TYPE_CHECKING:
@@ -38,8 +37,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Bounds of the wait between two looks, in seconds.
-SHORTEST_WAIT, LONGEST_WAIT = 0.05, 1.0
+#: Bounds of the wait between two looks, in seconds; wait in a worker that rests: the next lease
+#: ends it.
+SHORTEST_WAIT, LONGEST_WAIT, REST_WAIT = 0.05, 1.0, 60.0
 #: Seconds between two looks after which the watchdog, and probably its tasks, did not run.
 SLEPT = 3.0
 #: Seconds after the loss of its lease that a task has to stop storing its outcome.
@@ -106,7 +106,8 @@ class Watchdog:
         if self._disowned:
             self._leave_if_useless(now)
         self._looked = self._clock.now()
-        return REST_WAIT if self._leases.resting else min(max(wait, SHORTEST_WAIT), LONGEST_WAIT)
+        rests = self._leases.resting and not self._disowned
+        return REST_WAIT if rests else min(max(wait, SHORTEST_WAIT), LONGEST_WAIT)
 
     def _look(self, now: float, running: list[LeaseEntry]) -> float:
         next_due = math.inf

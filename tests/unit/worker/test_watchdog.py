@@ -18,7 +18,7 @@ from celery_lease.board import Outcome
 from celery_lease.core.policy import Mode, OnLost
 from celery_lease.worker.diagnosis import Diagnosis, Doing
 from celery_lease.worker.entries import Ending
-from celery_lease.worker.watchdog import LEAVING, LONGEST_WAIT, SLEPT, Watchdog
+from celery_lease.worker.watchdog import LEAVING, LONGEST_WAIT, REST_WAIT, SLEPT, Watchdog
 from unit.fake_broker import POLICY, Bench
 
 if TYPE_CHECKING:
@@ -309,3 +309,14 @@ def test_a_watchdog_with_nobody_to_watch_seldom_looks(kennel: Kennel) -> None:
     assert kennel.watchdog.run_once() == LONGEST_WAIT
     kennel.run(policy=replace(WATCHED, watchdog_threshold=1.25))
     assert kennel.passed(0.5) == pytest.approx(0.75)
+
+
+def test_the_watchdog_of_a_worker_that_rests_waits_for_the_next_lease(kennel: Kennel) -> None:
+    """But not while a task that could not be ended holds one of its slots."""
+    kennel.bench.leases.resting = True
+    assert kennel.watchdog.run_once() == REST_WAIT
+    kennel.can_end = False
+    kennel.run(policy=WATCHED)
+    kennel.passed(4)
+    kennel.bench.leases.resting = True
+    assert kennel.watchdog.run_once() == LONGEST_WAIT
