@@ -12,6 +12,7 @@ import pytest
 from psycopg import sql
 
 from celery_lease.brokers import identity
+from celery_lease.brokers.pgmq.connections import PREPARED_AFTER
 from celery_lease.brokers.pgmq.fence import Delivery
 from celery_lease.brokers.pgmq.statements import Act, parameters, statement
 from celery_lease.core.delivery import Answer, Renewal
@@ -133,6 +134,36 @@ def test_losses_are_deliveries_without_the_orderly_returns(bench: PgmqBench, des
     loser.stop()
     (message,) = bench.desk(seconds=60).receive()
     assert (message.claim.deliveries, message.claim.losses) == (5, 2)
+
+
+def test_statements_are_prepared_under_names_that_no_other_connection_has(
+    bench: PgmqBench, desk: Desk
+) -> None:
+    """Behind a pooler another program's statement of that name would be run."""
+    bench.publish("a")
+    (message,) = desk.receive()
+    for _ in range(PREPARED_AFTER + 2):
+        assert extend(desk, [message]) == [Answer.HELD]
+    (connection,) = desk.driver._connections._idle
+    names = [name for (name,) in connection.execute("SELECT name FROM pg_prepared_statements")]
+    assert names
+    assert not [name for name in names if len(name) < len("_pg3_") + 10]
+
+
+def test_behind_a_pooler_without_prepared_statements_nothing_is_prepared_any_more(
+    bench: PgmqBench, desk: Desk
+) -> None:
+    """Its session is another one each time, here one that has forgotten all statements."""
+    bench.publish("a")
+    (message,) = desk.receive()
+    for _ in range(PREPARED_AFTER + 2):
+        extend(desk, [message])
+    (connection,) = desk.driver._connections._idle
+    connection.execute("DO $$ BEGIN EXECUTE 'DEALLOCATE ALL'; END $$")
+    for _ in range(PREPARED_AFTER + 2):
+        assert extend(desk, [message]) == [Answer.HELD]
+    (connection,) = desk.driver._connections._idle
+    assert not connection.execute("SELECT name FROM pg_prepared_statements").fetchall()
 
 
 def test_what_was_handed_back_cannot_be_hidden_by_a_late_extension(

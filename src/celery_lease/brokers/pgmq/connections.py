@@ -1,12 +1,18 @@
 """The driver's own connections to PostgreSQL, bounded in number and in time.
 
-Each statement is a transaction of its own. Nothing is set on a connection and nothing prepared on
-it, so a pooler in transaction mode may stand between. A connection with an error is closed; the
-next call connects to the server that is the primary by then.
+Each statement is a transaction of its own, and nothing is set on a connection, so a pooler in
+transaction mode may stand between. The client library prepares what is run often, since planning a
+statement takes the server longer than running it. Behind a pooler that does not support that, the
+server does not know the statement; from then on nothing is prepared. A connection with an error is
+closed; the next call connects to the server that is the primary by then.
+
+Uses of psycopg internals, as read in 3.2 and 3.3: a connection's ``_prepared`` counts its
+statements in ``_prepared_idx``, and names them by that.
 """
 
 from __future__ import annotations
 
+import secrets
 import sys
 import threading
 from collections import deque
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
 CONNECTIONS = 4
 #: Longest wait for a connection, in seconds; the shortest that the client library allows.
 CONNECT_TIMEOUT = 2
+#: Runs of a statement on a connection before it is prepared there.
+PREPARED_AFTER = 5
 
 
 def yield_to_greenlets() -> None:
@@ -76,6 +84,7 @@ class Connections:
         self._clock = clock
         self._turns = threading.BoundedSemaphore(CONNECTIONS)
         self._idle: deque[BoundedConnection] = deque()  # its operations are atomic
+        self._prepared_after: int | None = PREPARED_AFTER  # None: never; any thread may set that
 
     def run(
         self,
@@ -122,6 +131,13 @@ class Connections:
                     rows = cursor.fetchall() if cursor.description else []
                 else:
                     rows = _run_together(connection, statement, parameters, then)
+            except psycopg.errors.InvalidSqlStatementName:  # another session's
+                connection.close()
+                if connection.prepare_threshold is None:
+                    raise
+                self._prepared_after = None
+                self.close()
+                continue
             except psycopg.Error:
                 cut = connection.broken
                 connection.close()
@@ -138,12 +154,26 @@ class Connections:
         connection = BoundedConnection.connect(
             self._conninfo,
             autocommit=True,
-            prepare_threshold=None,
+            prepare_threshold=self._prepared_after,
             connect_timeout=CONNECT_TIMEOUT,
             application_name="celery-lease",
         )
         connection.clock = self._clock
+        _name_its_own(connection)
         return connection, False
+
+
+def _name_its_own(connection: BoundedConnection) -> None:
+    """Let no other connection's prepared statement have the name of one of these.
+
+    The library counts from 0 on each connection. Behind a pooler that passes sessions around, the
+    server would run another program's statement of that number.
+    """
+    statements: Any = getattr(connection, "_prepared", None)
+    if hasattr(statements, "_prepared_idx"):
+        statements._prepared_idx = secrets.randbits(60)  # noqa: SLF001
+    else:
+        connection.prepare_threshold = None
 
 
 def _run_together(
@@ -155,7 +185,7 @@ def _run_together(
     """Run several statements as one text, which the server makes one transaction."""
     first = psycopg.ClientCursor(connection).mogrify(statement, parameters)
     text = f"{first}; {then.as_string(connection)}"
-    cursor = connection.execute(text.encode(connection.info.encoding))
+    cursor = connection.execute(text.encode(connection.info.encoding), prepare=False)
     rows = cursor.fetchall() if cursor.description else []
     while cursor.nextset():
         rows += cursor.fetchall() if cursor.description else []
