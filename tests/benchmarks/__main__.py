@@ -1,7 +1,8 @@
 """Run all benchmarks, or those named: ``python tests/benchmarks [NAME ...]``.
 
-Prints a table; a run of all also writes ``docs/benchmark.json`` and ``docs/benchmark.svg``. Exits
-with 1 if a target was missed, so that a machine can watch it.
+``--short`` measures ratios in about a minute, and exits with 1 if one is clearly worse than the
+published one. Otherwise prints a table; a run of all also writes ``docs/benchmark.json`` and
+``docs/benchmark.svg``. Exits with 1 if a target was missed, so that a machine can watch it.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -52,33 +53,26 @@ if not os.environ.get(PLAIN):
         """Note when it started, under a lease."""
         record("start", self.request.id, self.request.hostname)
 
-    @app.task(
-        name="benchmark.keyed",
-        bind=True,
-        base=LeasedTask,
-        lease_key="one",
-        ignore_result=True,
-    )
-    def keyed(_self: Any) -> None:
-        """Do nothing, under a lease and an exclusive key that nobody else wants."""
-
-    @app.task(
-        name="benchmark.one-by-one",
-        bind=True,
-        base=LeasedTask,
-        lease_key="one:{seconds}",
-        ignore_result=True,
-    )
-    def one_by_one(self: Any, seconds: float) -> None:
-        """Keep one process busy, recorded in the ledger, and no other task of the key at once."""
-        record("start", self.request.id, self.request.hostname)
-        time.sleep(seconds)
-        record("end", self.request.id, self.request.hostname)
-
     @app.task(name="benchmark.beats", base=LeasedTask)
     def beats(batches: int, size: int, *, context: ToolContext) -> list[float]:
         """Return the seconds that each batch of beats took."""
         return [time_beats(context.beat, size) for _ in range(batches)]
+
+    @app.task(name="benchmark.progress", base=LeasedTask)
+    def progress(batches: int, size: int, *, context: ToolContext) -> dict[str, list[float]]:
+        """Return the seconds that each batch of beats with progress took, and of tracked items."""
+
+        def tracked() -> float:
+            started = time.perf_counter()
+            for _ in context.track(range(size)):
+                pass
+            return time.perf_counter() - started
+
+        beat = partial(context.beat, 7, size)
+        return {
+            "beat": [time_beats(beat, size) for _ in range(batches)],
+            "item": [tracked() for _ in range(batches)],
+        }
 
     @app.task(name="benchmark.work", bind=True, base=LeasedTask, ignore_result=True)
     def work(self: Any, seconds: float, *, context: ToolContext) -> None:
@@ -88,6 +82,31 @@ if not os.environ.get(PLAIN):
         while time.monotonic() < end:
             context.beat()
             time.sleep(0.1)
+
+    if str(app.conf.broker_url).startswith("redis"):  # not every broker has keys
+
+        @app.task(
+            name="benchmark.keyed",
+            bind=True,
+            base=LeasedTask,
+            lease_key="one",
+            ignore_result=True,
+        )
+        def keyed(_self: Any) -> None:
+            """Do nothing, under a lease and an exclusive key that nobody else wants."""
+
+        @app.task(
+            name="benchmark.one-by-one",
+            bind=True,
+            base=LeasedTask,
+            lease_key="one:{seconds}",
+            ignore_result=True,
+        )
+        def one_by_one(self: Any, seconds: float) -> None:
+            """Keep one process busy, recorded, and no other task of the key at once."""
+            record("start", self.request.id, self.request.hostname)
+            time.sleep(seconds)
+            record("end", self.request.id, self.request.hostname)
 
 
 def time_beats(beat: Any, size: int) -> float:

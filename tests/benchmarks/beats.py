@@ -34,6 +34,24 @@ def cost(bench: Bench, batches: int = 300, size: int = 5000) -> Figure:
     )
 
 
+def with_progress(bench: Bench, batches: int = 300, size: int = 5000) -> list[Figure]:
+    """Beat with progress, and track items; the quickest batch is the undisturbed one."""
+    with bench.scene("progress") as scene:
+        scene.worker()
+        result = scene.setup.app().send_task("benchmark.progress", (batches, size))
+        took: dict[str, list[float]] = result.get(timeout=240)
+    return [
+        Figure(
+            name=name,
+            unit="ns",
+            target=300,
+            measured=min(took[kind]) / size * NANOSECONDS,
+            details={"batches": batches, "beats_a_batch": size},
+        )
+        for kind, name in (("beat", "a beat with progress"), ("item", "an item of track()"))
+    ]
+
+
 def beside_weakincentives(_: Bench) -> Figure:
     """Compare a context's beat with weakincentives' heartbeat, attached to a lease extender."""
     return _compared("a beat, beside weakincentives 0.27's attached heartbeat", 0, target=0.25)

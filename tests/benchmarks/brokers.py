@@ -37,7 +37,7 @@ from harness.moto_server import MotoServer
 from harness.places import ABILITIES, Place, place_of
 from harness.postgres import PostgresServer, postgres_programs
 from harness.rabbitmq import ARGUMENTS, RabbitServer, rabbitmq_home
-from harness.workers import WorkerFleet, WorkerOptions
+from harness.workers import QUIET_PEERS, WorkerFleet, WorkerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,17 +98,21 @@ class Stage:
     fleet: WorkerFleet
     kind: Kind
 
-    def worker(self, prefetch: int = 1) -> Any:
-        extra = ("--without-mingle", "--without-gossip", f"--prefetch-multiplier={prefetch}")
+    def worker(self, prefetch: int = 1, concurrency: int = 1) -> Any:
         options = WorkerOptions(
-            module="benchmarks.app", queues=self.place.queue, extra=extra, env=self.kind.env
+            module="benchmarks.app",
+            concurrency=concurrency,
+            queues=self.place.queue,
+            extra=(*QUIET_PEERS, f"--prefetch-multiplier={prefetch}"),
+            env=self.kind.env,
         )
         return self.fleet.start(self.place.setup, options)
 
-    def send(self, count: int, seconds: float) -> None:
+    def send(self, count: int, *args: Any) -> None:
         app = self.place.app()
-        for _ in range(count):
-            app.send_task(self.kind.task, (seconds,), ignore_result=True)
+        with app.producer_or_acquire() as producer:
+            for _ in range(count):
+                app.send_task(self.kind.task, args, producer=producer, ignore_result=True)
 
 
 def main() -> int:
@@ -159,7 +163,7 @@ def extend(servers: Servers, name: str, rounds: int = 10) -> float:
 def kill(servers: Servers, name: str, kind: Kind, directory: Path) -> float | None:
     """Return the seconds from the end of a worker to the start of its task in another one."""
     conf = {"lease_extension": EXTENSION, "lease_reaper_interval": REAPER}
-    with _stage(servers, name, kind, directory, **(conf if kind is LEASED else {})) as stage:
+    with staged(servers, name, kind, directory, **(conf if kind is LEASED else {})) as stage:
         first = stage.worker()
         stage.send(1, 60.0)
         (start,) = stage.fleet.ledger.wait("start")
@@ -178,7 +182,7 @@ def requeue(servers: Servers, name: str, kind: Kind, directory: Path) -> float |
     A stock worker of some brokers still begins what it has given to its pool.
     """
     conf = {"lease_extension": 30.0} if kind is LEASED else {}
-    with _stage(servers, name, kind, directory, **conf) as stage:
+    with staged(servers, name, kind, directory, **conf) as stage:
         stage.send(RESERVED + 1, BUSY)
         worker = stage.worker(prefetch=RESERVED + 1)
         stage.fleet.ledger.wait("start")
@@ -192,9 +196,10 @@ def requeue(servers: Servers, name: str, kind: Kind, directory: Path) -> float |
 
 
 @contextmanager
-def _stage(
+def staged(
     servers: Servers, name: str, kind: Kind, directory: Path, **conf: Any
 ) -> Iterator[Stage]:
+    """Yield a queue of a broker's own, for workers of a kind, which end afterwards."""
     directory.mkdir()
     place = place_of(name, servers, visibility=VISIBILITY, **conf)
     fleet = WorkerFleet(directory, directory.name.replace(" ", "-"))
@@ -217,9 +222,13 @@ def _median(took: list[float | None]) -> str:
     return f"{statistics.median(seen):.2f} s" if len(seen) == len(took) else f"> {PATIENCE:g} s"
 
 
+class NotInstalled(SystemExit):
+    """A server is missing."""
+
+
 def _found(program: Any) -> Any:
     if program is None:
-        raise SystemExit("a server is not installed: see .ci/run")
+        raise NotInstalled("a server is not installed: see .ci/run")
     return program
 
 

@@ -6,8 +6,10 @@ Each side has a server of its own, so that its commands can be counted; rounds a
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +21,7 @@ from harness import ledger
 from harness.workers import WorkerOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from benchmarks.bench import Bench, Scene
     from harness.workers import Worker
@@ -94,6 +96,19 @@ def eight(bench: Bench) -> list[Figure]:
     return measure(bench, 8)
 
 
+def busy(bench: Bench, rounds: int = 3, count: int = 60, others: int = 4) -> list[Figure]:
+    """One idle worker of each kind, beside processes that compute all the time."""
+    with ExitStack() as stack:
+        sides = open_sides(stack, bench, 1)
+        for _ in range(others):
+            stack.enter_context(_computing())
+        for number in range(rounds):
+            for side in sides[:: -1 if number % 2 else 1]:
+                side.publish(count)
+    stock, leased = sides
+    return list(_starts(stock, leased, f"an idle worker beside {others} busy processes"))
+
+
 def four(bench: Bench) -> list[Figure]:
     """Four idle workers of each kind share 200 messages."""
     with ExitStack() as stack:
@@ -134,16 +149,7 @@ def measure(
 
 def _figures(stock: Side, leased: Side, workers: int) -> Iterable[Figure]:
     who = "an idle worker" if workers == 1 else f"{workers} idle workers"
-    for name, share, more in (("p50", 0.5, 1.0), ("p95", 0.95, 3.0)):
-        ours, theirs = (_part(side.delays, share) for side in (leased, stock))
-        yield Figure(
-            name=f"publish to start, {who}, {name} more than stock",
-            unit="ms",
-            target=more,
-            measured=max(ours - theirs, 0.0),
-            digits=2,
-            details={"leased": ours, "stock": theirs},
-        )
+    yield from _starts(stock, leased, who)
     yield Figure(
         name=f"commands at the server, {who}",
         unit="a second",
@@ -161,6 +167,30 @@ def _figures(stock: Side, leased: Side, workers: int) -> Iterable[Figure]:
         digits=2,
         details={"leased": leased.loads, "stock": stock.loads},
     )
+
+
+def _starts(stock: Side, leased: Side, who: str) -> Iterable[Figure]:
+    for name, share, more in (("p50", 0.5, 1.0), ("p95", 0.95, 3.0)):
+        ours, theirs = (_part(side.delays, share) for side in (leased, stock))
+        yield Figure(
+            name=f"publish to start, {who}, {name} more than stock",
+            unit="ms",
+            target=more,
+            measured=max(ours - theirs, 0.0),
+            digits=2,
+            details={"leased": ours, "stock": theirs},
+        )
+
+
+@contextmanager
+def _computing() -> Iterator[None]:
+    """Have another process compute."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def open_sides(stack: ExitStack, bench: Bench, workers: int) -> list[Side]:

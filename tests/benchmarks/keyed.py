@@ -39,9 +39,9 @@ def ratio(bench: Bench, pairs: int = 9, count: int = 400) -> Figure:
     with bench.scene("keyed") as scene:
         worker = scene.worker(concurrency=2)
         for kind in KINDS:
-            drain(scene, worker, Drains(), kind=kind, queue=f"warm-{kind}", count=min(count, 200))
+            drain(scene, worker, Drains(), task=kind, queue=f"warm-{kind}", count=min(count, 200))
         for kind, queue in in_turn(KINDS, pairs):
-            drain(scene, worker, drains[kind], kind=kind, queue=queue, count=count)
+            drain(scene, worker, drains[kind], task=kind, queue=queue, count=count)
     keyed, leased = (drains[kind] for kind in KINDS)
     return Figure(
         name="throughput of no-op tasks with free keys, beside tasks without keys",

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
-from benchmarks import beats, endings, extending, idle, keyed, memory, throughput
+from benchmarks import (
+    backlog,
+    beats,
+    endings,
+    extending,
+    idle,
+    keyed,
+    memory,
+    rates,
+    reaping,
+    throughput,
+)
 from benchmarks.bench import Bench
 from benchmarks.chart import svg
 from benchmarks.figures import as_json, markdown, table
@@ -21,23 +34,43 @@ PAGE, BEGIN, END = "benchmarks.md", "<!-- figures -->", "<!-- end of figures -->
 
 MEASUREMENTS: dict[str, Callable[[Bench], Figure | list[Figure]]] = {
     "beat": beats.cost,
+    "progress": beats.with_progress,
     "beside": beats.beside_weakincentives,
     "attached": beats.attached_beside_weakincentives,
     "throughput": throughput.ratio,
+    "multipliers": throughput.other_multipliers,
+    "plain": throughput.plain_beside_leases,
+    "backlog": backlog.held,
+    "brokers": rates.ratios,
     "keyed": keyed.ratio,
     "wake": keyed.wake,
     "extend": extending.round_trip,
     "takeover": endings.takeover,
+    "broker-ends": rates.ends,
+    "dead": reaping.dead_leases,
     "hand-back": endings.requeue,
     "memory": memory.added,
     "idle": idle.one,
     "idle-8": idle.eight,
+    "busy": idle.busy,
     "shares": idle.four,
 }
+
+#: This argument has ratios measured in a minute, and compared with the published ones.
+SHORT = "--short"
+RATIOS: tuple[Callable[[Bench], Figure | list[Figure]], ...] = (
+    partial(throughput.ratio, pairs=5),
+    partial(throughput.plain_beside_leases, pairs=3),
+    partial(keyed.ratio, pairs=5),
+)
+#: How much more of its target a figure may use than the published one, or than is allowed.
+TOLERANCE = 1.2
 
 
 def main(names: Sequence[str], directory: Path) -> int:
     """Measure what is named, or all; only a full run is written to ``directory``."""
+    if list(names) == [SHORT]:
+        return compare(directory)
     if unknown := set(names) - set(MEASUREMENTS):
         _say(f"unknown: {', '.join(sorted(unknown))}; there are: {', '.join(MEASUREMENTS)}")
         return 2
@@ -48,6 +81,24 @@ def main(names: Sequence[str], directory: Path) -> int:
     if not names:
         write(figures, server, directory)
     return int(any(figure.verdict == "MISSED" for figure in figures))
+
+
+def compare(directory: Path) -> int:
+    """Return 1 if a ratio is a fifth worse than its target and than the published figure."""
+    kept = json.loads((directory / "benchmark.json").read_text())["figures"]
+    published = {each["name"]: each["load"] for each in kept}
+    with Bench.open() as bench:
+        measured = [measure(bench) for measure in RATIOS]
+    figures = [each for one in measured for each in (one if isinstance(one, list) else [one])]
+    _say(table(figures))
+    worse = [each.name for each in figures if is_worse(each, published.get(each.name))]
+    _say(f"worse than published: {'; '.join(worse) or 'nothing'}")
+    return int(bool(worse))
+
+
+def is_worse(figure: Figure, published: float | None) -> bool:
+    """Whether a figure uses clearly more of its target than the published one, and than allowed."""
+    return figure.load is not None and figure.load > TOLERANCE * max(1.0, published or 1.0)
 
 
 def write(figures: Sequence[Figure], server: str, directory: Path) -> None:

@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from benchmarks import (
+    backlog,
     beats,
     bench as benchmarks_bench,
     brokers,
@@ -18,6 +19,8 @@ from benchmarks import (
     extending,
     idle,
     keyed,
+    rates,
+    reaping,
     throughput,
 )
 from benchmarks.chart import LEFT, UNIT, svg
@@ -27,6 +30,7 @@ from benchmarks.runner import (
     END,
     MEASUREMENTS,
     PAGE,
+    is_worse,
     main,
     server_version,
     with_table,
@@ -138,11 +142,69 @@ def test_extending_is_measured_as_one_round_trip(bench: benchmarks_bench.Bench) 
 
 def test_throughput_is_compared_in_pairs(bench: benchmarks_bench.Bench) -> None:
     """Breaks when a queue is not drained by its own worker, or a rate is missing."""
-    rate, load = throughput.ratio(bench, pairs=2, count=20)
-    sides = [rate.details[kind] for kind in ("plain", "leased")]
+    rate, load, served = throughput.ratio(bench, pairs=2, count=20)
+    sides = [rate.details[kind] for kind in ("stock", "ours")]
     assert [len(side["rates"]) for side in sides] == [2, 2]
     assert [len(side["loads"]) for side in sides] == [2, 2]
-    assert all(figure.measured is not None for figure in (rate, load))
+    assert all(figure.measured is not None for figure in (rate, load, served))
+
+
+def test_other_rows_of_throughput_are_measured(bench: benchmarks_bench.Bench) -> None:
+    """Breaks when the server's or a worker's processor time is not read."""
+    rate, served = throughput.plain_beside_leases(bench, pairs=1, count=20)
+    assert rate.measured is not None
+    assert rate.measured > 0
+    assert served.measured is not None
+    assert served.measured > 0
+
+
+def test_beats_with_progress_are_measured(bench: benchmarks_bench.Bench) -> None:
+    """Breaks when a task cannot beat with progress, or track a range."""
+    for figure in beats.with_progress(bench, batches=3, size=100):
+        assert figure.measured is not None
+        assert 20 < figure.measured < 100_000
+
+
+def test_a_worker_holds_a_whole_backlog(
+    bench: benchmarks_bench.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks when a worker without a prefetch limit leaves messages."""
+    monkeypatch.setattr(backlog, "SETTLES", 0.1)
+    intake, *loads = backlog.held(bench, count=20, still=0.5)
+    assert intake.measured is not None
+    assert intake.measured > 0
+    assert all(figure.measured is not None for figure in loads)
+
+
+def test_leases_of_dead_workers_are_returned(
+    bench: benchmarks_bench.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks when a copied claim is not one that the reaper returns."""
+    monkeypatch.setattr(reaping, "EXTENSION", 9.0)
+    monkeypatch.setattr(reaping, "REAPER", 1.0)
+    monkeypatch.setattr(reaping, "CLAIMED", 5)
+    back, script = reaping.dead_leases(bench, count=20, copying=2.0)
+    assert back.measured is not None
+    assert back.measured < 60
+    assert script.measured is not None
+
+
+def test_other_brokers_are_measured(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Breaks when a broker refuses the benchmarks' tasks, or a drain has no end."""
+    rate = rates.drained(request, "rabbitmq classic", rates.KINDS["leased"], tmp_path, 30)
+    assert rate > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "measured", "published", "worse"),
+    [(1.2, 1.01, 0.9, False), (1.2, 0.99, 0.9, True), (1.0, 0.70, 1.4, False)],
+)
+def test_a_ratio_is_worse_if_it_is_beyond_target_and_published_figure(
+    target: float, measured: float, published: float, worse: bool
+) -> None:
+    """Breaks when a machine's usual noise fails, or a regression of a fifth does not."""
+    figure = Figure(name="x", unit="x", target=target, measured=measured, at_least=True)
+    assert is_worse(figure, published) is worse
 
 
 def test_keys_are_measured(bench: benchmarks_bench.Bench) -> None:
