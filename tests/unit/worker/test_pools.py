@@ -91,19 +91,22 @@ def test_a_pool_of_processes_without_the_event_loop_waits_for_one_at_its_lock() 
 
 @pytest.mark.parametrize("ends_after", [None, 100])
 def test_a_job_is_written_to_an_idle_process_at_once(ends_after: int | None) -> None:
-    """Celery's next turn writes the next one, and all to a process that may be about to end."""
+    """Celery's next turn writes the next one, and all to a process that may be about to end.
+
+    Also if another process is idle: a pool at work takes several jobs a turn.
+    """
     hub, pool = Hub(), object.__new__(prefork.TaskPool)
-    outbox, inbox = os.pipe()
+    (outbox, inbox), (another, other) = os.pipe(), os.pipe()
     process = SimpleNamespace(index=0, send_job_offset=lambda text, _: os.write(inbox, text))
     pool._pool = processes = object.__new__(AsynPool)
     processes.__dict__.update(
         _maxtasksperchild=ends_after,
         _max_memory_per_child=None,
         _cache={number: SimpleNamespace(_accepted=False) for number in (1, 2)},
-        _fileno_to_inq={inbox: process},
+        _fileno_to_inq={inbox: process, other: process},
         _fileno_to_synq={},
         outbound_buffer=deque(),
-        _all_inqueues={inbox},
+        _all_inqueues={inbox, other},
         _active_writes=set(),
         _active_writers=set(),
         _busy_workers=set(),
@@ -126,8 +129,8 @@ def test_a_job_is_written_to_an_idle_process_at_once(ends_after: int | None) -> 
     finally:
         set_event_loop(None)
         hub.close()
-        os.close(outbox)
-        os.close(inbox)
+        for each in (outbox, inbox, another, other):
+            os.close(each)
 
 
 @pytest.mark.parametrize(
