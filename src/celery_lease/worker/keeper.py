@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 ANSWER_TIMEOUT = 5.0
 #: Bounds of the wait between two passes, in seconds; short leases are looked at more often.
 SHORTEST_WAIT, LONGEST_WAIT = 0.02, 0.5
+RESERVED = State.RESERVED  # as a global: thousands of messages may wait
 #: Seconds without a lease after which a worker's threads rest; wait between two passes then.
 RESTS_AFTER, REST_WAIT = 30.0, 5.0
 #: Seconds between two signs of life of the main loop in a worker that rests, and without one after
@@ -128,7 +129,9 @@ class Keeper:
             pass_ = _Pass(now, self._loop_seen(now))
             self._leases.loop_alive, self._leases.keeper_seen = pass_.loop_seen, now
             for entry in self._leases.entries():
-                if entry.lease.is_held:
+                if now < entry.waits_until and entry.slot is None and entry.lease.state is RESERVED:
+                    pass_.report.held += 1
+                elif entry.lease.is_held:
                     self._look(entry, pass_)
             rests = self._leases.resting = self._rests(pass_)
         pass_.report.wait = REST_WAIT if rests else max(pass_.report.wait, SHORTEST_WAIT)
@@ -165,6 +168,8 @@ class Keeper:
         lease, report = entry.lease, pass_.report
         report.held += 1
         report.wait = min(report.wait, lease.policy.interval / 4)
+        if lease.policy.interval >= 4 * LONGEST_WAIT:  # a shorter one also bounds each wait
+            entry.waits_until = min(lease.extended_at + lease.policy.interval, lease.deadline)
         self._see(entry, pass_)
         if entry.outcome(self._leases.board) is not Outcome.UNREPORTED:
             # At once: its hooks may take longer than a lease, and must not be run twice for that.

@@ -528,6 +528,29 @@ def test_a_keeper_does_not_rest_while_a_message_has_to_go_back(bench: Bench) -> 
     assert not bench.leases.resting
 
 
+def test_a_message_that_waits_is_looked_at_when_something_may_be_due(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands may wait, and each pass would see all of them. One that starts is seen at once."""
+    looked: list[str] = []
+    look = keeper_module.Keeper._look
+    monkeypatch.setattr(
+        keeper_module.Keeper,
+        "_look",
+        lambda keeper, entry, pass_: (
+            looked.append(entry.lease.task_id) or look(keeper, entry, pass_)
+        ),
+    )
+    bench.receive("a", policy=replace(POLICY, extension=10.0, interval=2.0))
+    for _ in range(7):
+        bench.loop_turns()
+        assert bench.passed(0.5).held == 1
+    assert looked == ["id-a"] * 3  # at first, when it was extended, and after the answer
+    bench.leases.start("a")
+    bench.passed(0.5)
+    assert len(looked) == 4
+
+
 def test_the_wait_follows_the_shortest_lease(bench: Bench) -> None:
     """An idle keeper waits its longest, one with a lease a quarter of that one's interval."""
     assert bench.passed().wait == LONGEST_WAIT
