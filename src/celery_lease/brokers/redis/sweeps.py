@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: Messages listed in one call, and messages returned in one call: both are short for the server.
-PAGE, PIECE = 500, 50
+PAGE, PIECE = 500, 25
 #: Rounds of one sweep; further rounds are for failed returns, and messages that expired meanwhile.
 ROUNDS = 100
 #: Seconds that a message may take from its list to its claim. One that takes longer is run
