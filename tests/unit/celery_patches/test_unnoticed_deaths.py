@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from billiard.exceptions import Terminated, WorkerLostError
 from celery.concurrency import prefork
@@ -92,6 +93,8 @@ def test_a_process_that_dies_before_it_reports_a_start(pool: Any) -> None:
     before = {each.pid for each in pool._pool}
     for pid in before:
         os.kill(pid, signal.SIGSTOP)
+    for pid in before:  # one that is stopped a moment later would read the job, or half of it
+        eventually(lambda pid=pid: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 30)
     job = pool.apply_async(abs, (-1,))
     pool._inqueue._reader.recv()  # as a process reads it that then dies
     for pid in before:
