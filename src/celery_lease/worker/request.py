@@ -87,9 +87,7 @@ class LeasedRequest(Request):
         if not self._takes_key_late:
             exclusive.take(self, lease)
         self._note_beginning(lease, pool)
-        given = execute(pool)
-        pools.write_at_once(pool)
-        return given
+        return execute(pool)
 
     def _note_beginning(self, lease: LeaseHandle, pool: Any) -> None:
         """Note that the task begins, if the pool reports its acceptance too late."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-import pickle
 import subprocess
 import sys
-from collections import Counter, deque
 from textwrap import dedent
 from threading import Thread
 from types import SimpleNamespace
@@ -16,8 +14,6 @@ from typing import Any
 import pytest
 from billiard.pool import LaxBoundedSemaphore, Pool
 from celery.concurrency import ALIASES, get_implementation, prefork
-from celery.concurrency.asynpool import SCHED_STRATEGY_FAIR, AsynPool
-from kombu.asynchronous import Hub, set_event_loop
 
 from celery_lease.worker import pools
 
@@ -87,50 +83,6 @@ def test_a_pool_of_processes_without_the_event_loop_waits_for_one_at_its_lock() 
     lock.release()
     waiting.join(10.0)
     assert lock.acquire(blocking=False)
-
-
-@pytest.mark.parametrize("ends_after", [None, 100])
-def test_a_job_is_written_to_an_idle_process_at_once(ends_after: int | None) -> None:
-    """Celery's next turn writes the next one, and all to a process that may be about to end.
-
-    Also if another process is idle: a pool at work takes several jobs a turn.
-    """
-    hub, pool = Hub(), object.__new__(prefork.TaskPool)
-    (outbox, inbox), (another, other) = os.pipe(), os.pipe()
-    process = SimpleNamespace(index=0, send_job_offset=lambda text, _: os.write(inbox, text))
-    pool._pool = processes = object.__new__(AsynPool)
-    processes.__dict__.update(
-        _maxtasksperchild=ends_after,
-        _max_memory_per_child=None,
-        _cache={number: SimpleNamespace(_accepted=False) for number in (1, 2)},
-        _fileno_to_inq={inbox: process, other: process},
-        _fileno_to_synq={},
-        outbound_buffer=deque(),
-        _all_inqueues={inbox, other},
-        _active_writes=set(),
-        _active_writers=set(),
-        _busy_workers=set(),
-        write_stats=Counter(),
-        sched_strategy=SCHED_STRATEGY_FAIR,
-    )
-    processes._create_write_handlers(hub)
-    set_event_loop(hub)
-    try:
-        for number in (1, 2):
-            processes._quick_put((0, (number,)))
-            pools.write_at_once(pool)
-        waiting = [pickle.loads(job._payload[1]) for job in processes.outbound_buffer]  # noqa: S301
-        if ends_after:
-            assert waiting == [(0, (1,)), (0, (2,))]
-        else:
-            assert waiting == [(0, (2,))]
-            length = int.from_bytes(os.read(outbox, 4), "big")
-            assert pickle.loads(os.read(outbox, length + 1)) == (0, (1,))  # noqa: S301
-    finally:
-        set_event_loop(None)
-        hub.close()
-        for each in (outbox, inbox, another, other):
-            os.close(each)
 
 
 @pytest.mark.parametrize(

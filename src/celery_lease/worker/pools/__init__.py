@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from .base import Pool, Solo, Thread
 from .green import Green
-from .prefork import Prefork, wait_for_process, write_at_once
+from .prefork import Prefork, wait_for_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery.worker.consumer import Consumer
 
-__all__ = ["KINDS", "Pool", "adapter", "kind", "wait_for_process", "write_at_once"]
+__all__ = ["KINDS", "Pool", "adapter", "kind", "wait_for_process"]
 
 KINDS: dict[str, type[Pool]] = {
     "prefork": Prefork,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from billiard import get_start_method
 from celery.apps.worker import Worker
-from kombu.asynchronous import get_event_loop
 
 from celery_lease.worker import diagnosis
 from celery_lease.worker.pools.base import Pool
@@ -68,24 +67,3 @@ def wait_for_process(pool: Any) -> None:
     if lock is not None and type(pool).__module__ == MODULE and pool.putlocks:
         lock.acquire()
         lock.release()
-
-
-def write_at_once(pool: Any) -> None:
-    """Write the next job of a pool that has nothing to do in this turn of the event loop.
-
-    Celery writes it at the end of the next turn, after the request for the next message and the
-    reply to it. The pipe of an idle process is empty, so it does not have to be asked. A pool that
-    is at work writes as Celery does: several jobs a turn take less time. Where processes end after
-    some tasks or with much memory, an idle one may be about to end.
-    """
-    if type(pool).__module__ != MODULE or not getattr(pool._pool, "outbound_buffer", None):  # noqa: SLF001
-        return
-    processes = pool._pool  # noqa: SLF001
-    if processes._busy_workers or processes._active_writes:  # noqa: SLF001
-        return
-    if processes._maxtasksperchild or processes._max_memory_per_child:  # noqa: SLF001
-        return
-    for idle in processes._all_inqueues:  # noqa: SLF001
-        hub: Any = get_event_loop()
-        hub.consolidate_callback([idle])
-        break
