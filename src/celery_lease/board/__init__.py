@@ -189,10 +189,6 @@ class Board:
         """Return the slot's cells as doubles, for beats."""
         return self.numbers[slot.first : slot.first + RECORD_CELLS]
 
-    def counts(self, slot: Slot) -> memoryview[int]:
-        """Return the slot's cells as integers, for the number of reports."""
-        return self.cells[slot.first : slot.first + RECORD_CELLS]
-
     def lend(self) -> Slot:
         """Lend a blank record.
 
@@ -293,7 +289,8 @@ class Board:
         Raises:
             TypeError: *done* or *total* is not a number.
         """
-        first, numbers = slot.first, self.numbers
+        first = slot.index * RECORD_CELLS  # not slot.first: this runs in the innermost loops
+        numbers = self.numbers
         try:
             if done is not None:
                 numbers[first + DONE] = done
