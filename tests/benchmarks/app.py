@@ -15,6 +15,8 @@ from harness.ledger import record
 from harness.rabbitmq import with_queue
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery_lease import ToolContext
 
 PLAIN = "BENCHMARK_PLAIN"
@@ -61,21 +63,17 @@ if not os.environ.get(PLAIN):
     def progress(batches: int, size: int, *, context: ToolContext) -> dict[str, list[float]]:
         """Return the seconds that each batch of beats with progress took, and of tracked items."""
 
-        def beaten() -> float:
-            started = time.perf_counter()
+        def beat() -> None:
             for done in range(size):
                 context.beat(done, size)
-            return time.perf_counter() - started
 
-        def tracked() -> float:
-            started = time.perf_counter()
+        def track() -> None:
             for _ in context.track(range(size)):
                 pass
-            return time.perf_counter() - started
 
         return {
-            "beat": [beaten() for _ in range(batches)],
-            "item": [tracked() for _ in range(batches)],
+            "beat": [seconds_of(beat) for _ in range(batches)],
+            "item": [seconds_of(track) for _ in range(batches)],
         }
 
     @app.task(name="benchmark.work", bind=True, base=LeasedTask, ignore_result=True)
@@ -115,7 +113,16 @@ if not os.environ.get(PLAIN):
 
 def time_beats(beat: Any, size: int) -> float:
     """Return the seconds that some calls take, the loop included."""
+
+    def beats() -> None:
+        for _ in repeat(None, size):
+            beat()
+
+    return seconds_of(beats)
+
+
+def seconds_of(call: Callable[[], None]) -> float:
+    """Return the seconds that a call takes."""
     started = time.perf_counter()
-    for _ in repeat(None, size):
-        beat()
+    call()
     return time.perf_counter() - started

@@ -38,14 +38,8 @@ def ratio(bench: Bench, pairs: int = 9, count: int = 400) -> list[Figure]:
     leased, plain = compared(bench, "leased", pairs, count)
     return [
         _rate("no-op leased tasks, prefetch multiplier 4, " + BESIDE, 1.2, leased, plain),
-        Figure(
-            name="processor time of the main process a no-op task",
-            unit="x plain",
-            target=1.0,
-            measured=median_of_ratios(leased.loads, plain.loads),
-            digits=2,
-        ),
-        _served("a no-op task", 1.3, leased, plain),
+        _time("the main process a no-op task", 1.0, leased.loads, plain.loads),
+        _time("the server a no-op task", 1.3, leased.served, plain.served),
     ]
 
 
@@ -62,10 +56,11 @@ def other_multipliers(bench: Bench, pairs: int = 9, count: int = 400) -> list[Fi
 
 def plain_beside_leases(bench: Bench, pairs: int = 9, count: int = 400) -> list[Figure]:
     """Plain tasks of a worker that has leased tasks, too, beside those of a stock worker."""
-    drains = compared(bench, "plain", pairs, count)
+    ours, stock = compared(bench, "plain", pairs, count)
+    name = "no-op plain tasks of a worker that has leased ones, beside stock's"
     return [
-        _rate("no-op plain tasks of a worker that has leased ones, beside stock's", 1.0, *drains),
-        _served("such a plain task", 1.1, *drains),
+        _rate(name, 1.0, ours, stock),
+        _time("the server such a plain task", 1.1, ours.served, stock.served),
     ]
 
 
@@ -103,12 +98,12 @@ def _rate(name: str, target: float, ours: Drains, stock: Drains) -> Figure:
     )
 
 
-def _served(what: str, target: float, ours: Drains, stock: Drains) -> Figure:
+def _time(whose: str, target: float, ours: list[float], stock: list[float]) -> Figure:
     return Figure(
-        name=f"processor time of the server {what}",
+        name=f"processor time of {whose}",
         unit="x plain",
         target=target,
-        measured=median_of_ratios(ours.served, stock.served),
+        measured=median_of_ratios(ours, stock),
         digits=2,
     )
 

@@ -136,34 +136,41 @@ def test_losses_are_deliveries_without_the_orderly_returns(bench: PgmqBench, des
     assert (message.claim.deliveries, message.claim.losses) == (5, 2)
 
 
-def test_statements_are_prepared_under_names_that_no_other_connection_has(
-    bench: PgmqBench, desk: Desk
-) -> None:
-    """Behind a pooler another program's statement of that name would be run."""
+@pytest.fixture
+def extended(bench: PgmqBench, desk: Desk) -> Any:
+    """A message whose lease was extended often enough for the statement to be prepared."""
     bench.publish("a")
     (message,) = desk.receive()
+    extend_often(desk, message)
+    return message
+
+
+def extend_often(desk: Desk, message: Any) -> None:
     for _ in range(PREPARED_AFTER + 2):
         assert extend(desk, [message]) == [Answer.HELD]
+
+
+def prepared(desk: Desk) -> list[str]:
+    """Return the names of the statements that are prepared on the driver's one connection."""
     (connection,) = desk.driver._connections._idle
-    names = [name for (name,) in connection.execute("SELECT name FROM pg_prepared_statements")]
-    assert names
-    assert not [name for name in names if len(name) < len("_pg3_") + 10]
+    return [name for (name,) in connection.execute("SELECT name FROM pg_prepared_statements")]
+
+
+@pytest.mark.usefixtures("extended")
+def test_statements_are_prepared_under_names_that_no_other_connection_has(desk: Desk) -> None:
+    """Behind a pooler another program's statement of that name would be run."""
+    assert prepared(desk)
+    assert not [name for name in prepared(desk) if len(name) < len("_pg3_") + 10]
 
 
 def test_behind_a_pooler_without_prepared_statements_nothing_is_prepared_any_more(
-    bench: PgmqBench, desk: Desk
+    desk: Desk, extended: Any
 ) -> None:
     """Its session is another one each time, here one that has forgotten all statements."""
-    bench.publish("a")
-    (message,) = desk.receive()
-    for _ in range(PREPARED_AFTER + 2):
-        extend(desk, [message])
     (connection,) = desk.driver._connections._idle
     connection.execute("DO $$ BEGIN EXECUTE 'DEALLOCATE ALL'; END $$")
-    for _ in range(PREPARED_AFTER + 2):
-        assert extend(desk, [message]) == [Answer.HELD]
-    (connection,) = desk.driver._connections._idle
-    assert not connection.execute("SELECT name FROM pg_prepared_statements").fetchall()
+    extend_often(desk, extended)
+    assert not prepared(desk)
 
 
 def test_what_was_handed_back_cannot_be_hidden_by_a_late_extension(
