@@ -45,7 +45,7 @@ class LeasedRun:
     @property
     def reports(self) -> int:
         """How often the task told its progress."""
-        return self.board.cells[self.slot.first + PROGRESS]
+        return int(self.board.numbers[self.slot.first + PROGRESS])
 
     def silence(self) -> None:
         """Make the last beat look ten seconds old."""

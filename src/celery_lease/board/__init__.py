@@ -42,9 +42,9 @@ RECORD_CELLS = RECORD_BYTES // 8
 NOTE_BYTES = 120
 
 # The first cache line of a record is the task's, the second the keeper's, the next two are the
-# note's, and the last is the loop's. All cells are times, except PROGRESS, OUTCOME, CLOSED, FLAGS,
+# note's, and the last is the loop's. All cells are times, except OUTCOME, CLOSED, FLAGS,
 # PUBLISHING, WITHDRAWN, IN_SPAN and ASKED (the task's), GRANTED and NOTE_LENGTH (integers), and
-# DONE, TOTAL and SINCE (numbers).
+# DONE, TOTAL, PROGRESS (the number of reports) and SINCE (numbers).
 BEAT, QUIET, STARTED, DONE, TOTAL, PROGRESS, OUTCOME, CLOSED = range(8)
 GATE, DEADLINE, FLAGS, PUBLISHING, WITHDRAWN, IN_SPAN, GRANTED, ASKED = range(8, 16)
 NOTE_LENGTH = 16
@@ -289,8 +289,7 @@ class Board:
         Raises:
             TypeError: *done* or *total* is not a number.
         """
-        first = slot.index * RECORD_CELLS  # not slot.first: this runs in the innermost loops
-        numbers = self.numbers
+        first, numbers = slot.first, self.numbers
         try:
             if done is not None:
                 numbers[first + DONE] = done
@@ -302,7 +301,7 @@ class Board:
                     numbers[first + cell] = _number(number)
         if note is not None:
             self._write_note(slot, note)
-        self.cells[first + PROGRESS] += 1
+        numbers[first + PROGRESS] += 1.0
 
     def read_progress(self, slot: Slot) -> Progress:
         """Return the last progress; a note that is being written may be a mix of two."""
@@ -314,7 +313,7 @@ class Board:
             None if math.isnan(number) else number
             for number in (self.numbers[first + cell] for cell in (DONE, TOTAL, SINCE))
         )
-        return Progress(done, total, note, self.cells[first + PROGRESS], since)
+        return Progress(done, total, note, int(self.numbers[first + PROGRESS]), since)
 
     def _write_note(self, slot: Slot, note: str) -> None:
         text = cut(note)

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from celery_lease import board as beatboard
-from celery_lease.board import BEAT, GATE, Board, Slot, starting
+from celery_lease.board import BEAT, DONE, GATE, PROGRESS, TOTAL, Board, Slot, starting
 from celery_lease.core.clock import SystemClock, host_seconds
 from celery_lease.core.counting import total_of
 from celery_lease.core.loss import FLAG_CANCELLED, FLAG_LOST
@@ -86,8 +86,17 @@ class ToolContext:
             record[BEAT] = stamp
         else:
             done = total = note = None  # the record may belong to another lease
-        if done is not None or total is not None or note is not None:
+        if note is not None:
             self._board.report(self._slot, done, total, note)
+        elif done is not None or total is not None:
+            try:  # as Board.report does, but without a call: this runs in the innermost loops
+                if done is not None:
+                    record[DONE] = done
+                if total is not None:
+                    record[TOTAL] = total
+                record[PROGRESS] += 1.0
+            except (OverflowError, TypeError, ValueError):
+                self._board.report(self._slot, done, total, None)
         if self._heartbeat is not None:
             self._heartbeat.count()
 
