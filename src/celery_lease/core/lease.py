@@ -38,6 +38,9 @@ class State(StrEnum):
     RELEASED = "released"
 
 
+_HELD = (State.RESERVED, State.RUNNING)
+
+
 @dataclass(frozen=True, slots=True)
 class Extension:
     """One renewal under way: the request, and the lease's values if it is granted."""
@@ -106,7 +109,7 @@ class Lease:
     @property
     def is_held(self) -> bool:
         """Whether this worker may act under the lease."""
-        return self.state in (State.RESERVED, State.RUNNING)
+        return self.state in _HELD
 
     def start(self, at: float) -> None:
         """Start the task's running time; *at* counts as a beat."""
@@ -136,17 +139,19 @@ class Lease:
 
     def is_due(self, now: float) -> bool:
         """Whether there is a new expiry to send, and the least interval has passed."""
-        expiry = self.expiry()
-        if not self.is_held or expiry == self.extended_to or expiry <= now:
+        if now - self.extended_at < self.policy.interval or not self.is_held:
             return False
-        return now - self.extended_at >= self.policy.interval
+        expiry = self.expiry()
+        return expiry > now and expiry != self.extended_to
 
-    def begin_extension(self, now: float) -> Extension:
-        """Return the extension to send now, of a lease that is due.
+    def begin_extension(self, now: float) -> Extension | None:
+        """Return the extension to send now, of a lease that was due; None if it has ended since.
 
         The caller must send it, and apply the answer by :meth:`answered`.
         """
         expiry = self.expiry()
+        if not self.is_held or min(expiry, self.deadline) <= now:
+            return None
         # At the end of a quiet period the expiry moves to an earlier time. The old one no longer
         # counts, as the broker may apply the new one without an answer.
         self.deadline = min(self.deadline, expiry)

@@ -128,10 +128,14 @@ class Keeper:
             now = self._clock.now()
             pass_ = _Pass(now, self._loop_seen(now))
             self._leases.loop_alive, self._leases.keeper_seen = pass_.loop_seen, now
-            for entry in self._leases.entries():
-                if now < entry.waits_until and entry.slot is None and entry.lease.state is RESERVED:
-                    pass_.report.held += 1
-                elif entry.lease.is_held:
+            looked_at = [
+                entry
+                for entry in self._leases.entries()
+                if now >= entry.waits_until or entry.slot or entry.lease.state is not RESERVED
+            ]
+            pass_.report.held = len(self._leases) - len(looked_at)
+            for entry in looked_at:
+                if entry.lease.is_held:
                     self._look(entry, pass_)
             rests = self._leases.resting = self._rests(pass_)
         pass_.report.wait = REST_WAIT if rests else max(pass_.report.wait, SHORTEST_WAIT)
@@ -168,9 +172,22 @@ class Keeper:
         lease, report = entry.lease, pass_.report
         report.held += 1
         report.wait = min(report.wait, lease.policy.interval / 4)
-        if lease.policy.interval >= 4 * LONGEST_WAIT:  # a shorter one also bounds each wait
-            entry.waits_until = min(lease.extended_at + lease.policy.interval, lease.deadline)
+        _put_off(entry)
         self._see(entry, pass_)
+        if entry.slot is None and lease.state is RESERVED:
+            self._look_at_waiting(entry, pass_)
+        else:
+            self._look_at_started(entry, pass_)
+
+    def _look_at_waiting(self, entry: LeaseEntry, pass_: _Pass) -> None:
+        """Look at a message whose task is not in the pool: there may be thousands."""
+        if entry.lease.expire(pass_.now):
+            pass_.lost.append(entry)
+        elif entry.lease.is_due(pass_.now):
+            pass_.due.append(entry)
+
+    def _look_at_started(self, entry: LeaseEntry, pass_: _Pass) -> None:
+        lease = entry.lease
         if entry.outcome(self._leases.board) is not Outcome.UNREPORTED:
             # At once: its hooks may take longer than a lease, and must not be run twice for that.
             pass_.ended.append(entry)
@@ -195,9 +212,9 @@ class Keeper:
     def _see(self, entry: LeaseEntry, pass_: _Pass) -> None:
         """Record the proof of progress: the loop's turning, the process's life, or beats."""
         lease = entry.lease
-        if lease.state is State.RESERVED and (started := self._leases.started_at(entry)):
+        if lease.state is RESERVED and (started := self._leases.started_at(entry)):
             lease.start(started)
-        if lease.state is State.RUNNING:
+        if lease.state is not RESERVED:
             self._see_running(entry, pass_.now)
         elif lease.policy.hold_reserved:
             lease.see(pass_.loop_seen)
@@ -243,7 +260,7 @@ class Keeper:
         leases = self._leases
         with leases.lock:
             now = self._clock.now()
-            asked = [(entry, due) for entry in batch if (due := _still_due(entry, now))]
+            asked = [(each, due) for each in batch if (due := each.lease.begin_extension(now))]
             leases.renewing.update(due.renewal.tag for _, due in asked)
         if not asked:
             return
@@ -286,6 +303,8 @@ class Keeper:
                 lost.append(entry)
             elif entry.slot:
                 self._leases.board.allow(entry.slot, lease.deadline)
+            else:
+                _put_off(entry)
         return lost
 
     def _flag_lost(self, entry: LeaseEntry) -> None:
@@ -322,10 +341,15 @@ class Keeper:
         )
 
 
-def _still_due(entry: LeaseEntry, now: float) -> Extension | None:
-    """Return the extension to send; None if the lease ended, or is past its deadline."""
-    lease = entry.lease
-    return lease.begin_extension(now) if now < lease.deadline and lease.is_due(now) else None
+def _put_off(entry: LeaseEntry) -> None:
+    """Set the time of the next look at a message that waits.
+
+    A pass may be late for it by its longest wait. Where that leaves less than half of the lease,
+    each pass looks at it, and is as early as its interval demands.
+    """
+    lease, policy = entry.lease, entry.lease.policy
+    if policy.interval + LONGEST_WAIT <= policy.extension / 2:
+        entry.waits_until = min(lease.extended_at + policy.interval, lease.deadline)
 
 
 def _by_urgency(pass_: _Pass) -> list[list[LeaseEntry]]:
