@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from celery.exceptions import Reject
 from celery.signals import worker_ready
+from celery.worker.state import active_requests
 
 from celery_lease import LeasedTask, current_context
 from harness.ledger import record
@@ -46,7 +47,7 @@ def drop_cancelled_timers() -> None:
         hub.timers_canceled = 0
 
 
-def sample(event: str) -> None:
+def sample(event: str, **facts: int) -> None:
     """Record what this process has by now."""
     drop_cancelled_timers()
     linecache.clearcache()  # of sources, which a first traceback of its kind fills
@@ -58,11 +59,12 @@ def sample(event: str) -> None:
         memory=process.memory_info().rss,
         threads=process.num_threads(),
         descriptors=process.num_fds(),
+        **facts,
     )
 
 
 def _listen(**_: Any) -> None:
-    signal.signal(signal.SIGUSR2, lambda *_: sample("main"))
+    signal.signal(signal.SIGUSR2, lambda *_: sample("main", active=len(active_requests)))
 
 
 worker_ready.connect(_listen, weak=False)

@@ -84,28 +84,29 @@ class Side:
         assert self.worker.returncode is None, self.worker.log[-2000:]
         return self.place.left() == 0
 
+    def main(self) -> dict[str, Any]:
+        """Return what the main process has, by itself: not every broker carries remote control."""
+        count = self.fleet.ledger.count("main") + 1
+        self.worker.send(signal.SIGUSR2)
+        return self.fleet.ledger.wait("main", count=count, within=60)[-1].facts
+
     def is_idle(self) -> bool:
         """Whether it runs no task: one that lost its lease ends after its message does.
 
         Making the text of one traceback takes thousands of blocks for a moment.
         """
-        name = self.worker.hostname
-        with self.app.connection_for_write() as connection:  # those of a pool may be cut
-            asker = self.app.control.inspect([name], timeout=10, connection=connection)
-            return bool(asker.active() == {name: []})
+        return bool(self.main()["active"] == 0)
 
     def look(self, keys: Callable[[Place], int]) -> None:
         """Have both processes record what they have."""
-        eventually(self.is_idle, 60, what="what has lost its lease ends")
+        eventually(self.is_idle, 60, every=0.2, what="what has lost its lease ends")
         self.looks += 1
-        count = self.looks
         self.app.send_task("soak.look")
-        found = self.fleet.ledger.wait("task", count=count, within=60)
+        found = self.fleet.ledger.wait("task", count=self.looks, within=60)
         self.samples["task"].append(found[-1].facts)
-        eventually(lambda: self.is_done() and self.is_idle(), 60, what="its message is settled")
-        self.worker.send(signal.SIGUSR2)
-        found = self.fleet.ledger.wait("main", count=count, within=60)
-        self.samples["main"].append(found[-1].facts)
+        eventually(self.is_done, 60, what="its message is settled")
+        eventually(self.is_idle, 60, every=0.2, what="its task has ended")
+        self.samples["main"].append(self.main())
         self.keys.append(keys(self.place))
 
     def look_again(self, keys: Callable[[Place], int]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from harness.places import place_of
+from harness.places import PGMQ, place_of
 from harness.waiting import eventually
 from harness.workers import WorkerFleet
 from soak.run import MEBI, POOLS, SHARES, Side, Soak
@@ -31,6 +31,9 @@ SOAKS = [
     ("solo", "valkey", 1_500),
     ("gevent", "valkey", 1_500),
     ("eventlet", "valkey", 1_500),
+    ("threads", "rabbitmq quorum", 1_500),
+    *(("gevent", each, 1_500) for each in PGMQ),
+    ("solo", "sqs", 750),
 ]
 #: Runs whose first fifth is enough for a process to have all that it will ever load.
 ENOUGH = 20_000

@@ -59,8 +59,9 @@ class Losses:
         #: Guards all tables.
         self._lock = threading.Lock()
         self._deliveries: OrderedDict[str, _Delivery] = OrderedDict()  # by tag
+        #: The tag of a message's last delivery, until that ends.
+        self._last: OrderedDict[str, str] = OrderedDict()
         self._losses: OrderedDict[str, int] = OrderedDict()  # by message
-        self._last: OrderedDict[str, str] = OrderedDict()  # tag of its last delivery, by message
         self._histories: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()  # by message
 
     def delivered(
@@ -123,7 +124,7 @@ class Losses:
         """Count the end of a delivery as a loss; later calls for it do nothing."""
         ended = self._clock.wall().timestamp()
         with self._lock:
-            delivery = self._deliveries.pop(tag, _NONE)
+            delivery = self._end(tag)
             if message := delivery.message:
                 count = self._losses.get(message, 0) + 1
                 remember(self._losses, message, count, self._remembered)
@@ -145,7 +146,13 @@ class Losses:
         """Forget deliveries that ended in order; the losses of their messages are kept."""
         with self._lock:
             for tag in tags:
-                self._deliveries.pop(tag, None)
+                self._end(tag)
+
+    def _end(self, tag: str) -> _Delivery:
+        delivery = self._deliveries.pop(tag, _NONE)
+        if self._last.get(delivery.message) == tag:
+            del self._last[delivery.message]
+        return delivery
 
 
 def _fitting(history: list[dict[str, Any]], room: int) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from celery_lease.brokers.losses import KEPT, KEPT_OF_EACH, ROOM, Losses
 
@@ -44,6 +45,21 @@ def test_what_is_back_after_an_orderly_end_was_not_lost() -> None:
     losses.delivered("a1", "a", again=False, waits=False)
     losses.ended(["a1"])
     assert losses.delivered("a2", "a", again=True) == 0
+
+
+def test_a_message_that_ended_in_order_leaves_nothing() -> None:
+    """A worker of short tasks sees millions."""
+    losses = Losses()
+
+    def deliver(numbers: range) -> None:
+        for number in numbers:
+            losses.delivered(f"tag-{number}", f"message-{number}", again=False)
+            losses.ended([f"tag-{number}"])
+
+    deliver(range(100))
+    before = sys.getallocatedblocks()
+    deliver(range(100, 1100))
+    assert sys.getallocatedblocks() - before < 100
 
 
 def test_a_first_delivery_forgets_what_bore_its_name() -> None:

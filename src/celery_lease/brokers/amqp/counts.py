@@ -23,15 +23,16 @@ class Counts:
     """Counts deliveries. For the consuming thread only."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
-        self._seen: OrderedDict[str, int] = OrderedDict()
+        self._seen: OrderedDict[str, int] = OrderedDict()  # of messages that were redelivered
         self._remembered = remembered
 
     def count(self, message_id: str, headers: Mapping[str, object], *, redelivered: bool) -> int:
         """Return the number of a delivery; the first is 1."""
-        number = 1
-        if redelivered:
-            count = headers.get(HEADER)
-            earlier = count if isinstance(count, int) else self._seen.get(message_id, 0)
-            number = max(2, earlier + 1)
+        if not redelivered:
+            self._seen.pop(message_id, None)
+            return 1
+        count = headers.get(HEADER)
+        earlier = count if isinstance(count, int) else self._seen.get(message_id, 1)
+        number = max(2, earlier + 1)
         remember(self._seen, message_id, number, self._remembered)
         return number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -54,6 +55,20 @@ def test_only_so_many_counts_are_remembered() -> None:
         counts.count(message, {}, redelivered=True)
     assert counts.count("a", {}, redelivered=True) == 4
     assert counts.count("b", {}, redelivered=True) == 2
+
+
+def test_a_message_that_was_delivered_once_leaves_nothing() -> None:
+    """A worker of short tasks sees millions."""
+    counts = Counts()
+
+    def count(numbers: range) -> None:
+        for number in numbers:
+            counts.count(f"message-{number}", {}, redelivered=False)
+
+    count(range(100))
+    before = sys.getallocatedblocks()
+    count(range(100, 1100))
+    assert sys.getallocatedblocks() - before < 100
 
 
 @pytest.mark.parametrize(
