@@ -276,6 +276,7 @@ class LeaseRegistry(EntryTable):
             self.requeue([tag], front=False, orderly=False)
         elif self.driver.capabilities.drops:
             if self._take(tag, State.COMPLETED, Ending.COMPLETED) is not None:
+                self.driver.ended([tag])
                 self.outbox.send(self.driver.drop, [tag])
         else:
             self.complete(tag)
@@ -387,7 +388,11 @@ class LeaseRegistry(EntryTable):
         name, task_id = entry.task
         about = {"task": name, "id": storable(task_id)}
         answer = self.driver.dead_letter(tag, queue, about)
-        return self.driver.dead_letter(tag, queue, about) if answer is Answer.UNKNOWN else answer
+        if answer is Answer.UNKNOWN:
+            answer = self.driver.dead_letter(tag, queue, about)
+        if answer is Answer.HELD:
+            self.driver.ended([tag])
+        return answer
 
     def dead_letter_malformed(self, tag: str) -> str | None:
         """Move a malformed message to a dead-letter queue; return its name, or None if it failed.

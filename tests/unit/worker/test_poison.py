@@ -99,6 +99,7 @@ def test_a_message_that_was_lost_too_often_is_dead_lettered_and_its_task_fails()
     assert bench.is_settled()
     assert len(bench.leases) == 0
     assert not bench.worker.driver.calls  # neither acknowledged nor handed back beside that
+    assert bench.worker.driver.ends == [bench.tag]
 
 
 @pytest.mark.parametrize("answers", [[Answer.LOST], [Answer.UNKNOWN] * 2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -268,6 +269,20 @@ def test_a_driver_knows_of_an_orderly_end_before_a_silent_broker_does(bench: Ben
     bench.leases.requeue(["c"], orderly=False)
     assert bench.driver.ends == ["a", "b"]
     assert bench.driver.count("requeue") == 0
+
+
+def test_a_driver_knows_of_the_end_of_a_dropped_message(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each that it did not know of was remembered."""
+    monkeypatch.setattr(
+        bench.driver, "capabilities", replace(bench.driver.capabilities, drops=True)
+    )
+    monkeypatch.setattr(bench.driver, "drop", bench.driver.complete, raising=False)
+    bench.run("a")
+    bench.leases.drop("a")
+    assert bench.driver.ends == ["a"]
+    assert not bench.driver.expiries
 
 
 def test_taking_stops_while_unclaimed_messages_wait(bench: Bench) -> None:
