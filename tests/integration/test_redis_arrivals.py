@@ -312,3 +312,125 @@ def test_a_message_whose_reply_was_lost_goes_back_without_waiting_for_its_lease(
     assert desk.driver.return_unclaimed([unheard]) == [Answer.HELD]
     assert client.llen("q") == 2
     assert client.hlen("unacked") == 0
+
+
+def plain_worker(bench: Bench, **settings: Any) -> Desk:
+    """Return a consumer that knows after its first message that films have no leases."""
+    desk = bench.desk(**settings)
+    desk.holder.leases = lambda _: False
+    desk.holder.plain = "film"
+    return desk
+
+
+def asked(desk: Desk, client: redis.Redis) -> None:
+    """Let a consumer ask for the next message, which it does not read."""
+    desk.connection.transport.cycle.on_poll_start()
+    eventually(lambda: client.llen("q") == 0)
+
+
+@pytest.mark.parametrize("end", ["ack", "reject", "requeue"])
+def test_a_message_without_a_lease_is_recorded_in_the_call_that_takes_it(
+    bench: Bench, client: redis.Redis, end: str
+) -> None:
+    """As kombu does it, but under the arrival's tag; kombu's own calls settle it."""
+    publish(bench, "a", "b")
+    desk = plain_worker(bench, prefetch=2)
+    a, b = desk.receive(2)
+    assert [each.delivery_tag.startswith("arrival#") for each in (a, b)] == [False, True]
+    assert set(client.zrange("unacked_index", 0, -1)) == {
+        each.delivery_tag.encode() for each in (a, b)
+    }
+    assert client.zscore("unacked_index", b.delivery_tag) == pytest.approx(
+        client.time()[0],  # type: ignore[index]
+        abs=5,
+    )
+    assert client.hlen("unacked.claims") == client.zcard("unacked.leases") == 0
+    for each in (a, b):
+        getattr(each, end)()
+    assert client.hlen("unacked") == client.zcard("unacked_index") == 0
+    assert client.llen("q") == (2 if end == "requeue" else 0)
+
+
+def test_a_channel_that_closes_returns_its_messages_without_leases(
+    bench: Bench, client: redis.Redis
+) -> None:
+    publish(bench, "a", "b")
+    desk = plain_worker(bench, prefetch=2)
+    desk.receive(2)
+    desk.channel.close()
+    assert client.llen("q") == 2
+    assert client.hlen("unacked") == client.zcard("unacked_index") == 0
+
+
+def test_a_message_that_was_recorded_without_a_lease_can_get_one(
+    bench: Bench, client: redis.Redis
+) -> None:
+    """The worker decides; the script has only guessed by the name."""
+    publish(bench, "a", "b")
+    desk = plain_worker(bench, prefetch=2)
+    desk.receive(1)
+    asked(desk, client)
+    desk.holder.leases = lambda _: True
+    (b,) = desk.receive(1)
+    assert client.hkeys("unacked.claims") == [b.claim.tag.encode()]
+    assert client.hlen("unacked") == 2
+    b.ack()
+    assert client.hlen("unacked") == 1
+
+
+def test_a_message_without_a_lease_and_without_room_goes_back_as_it_came(
+    bench: Bench, client: redis.Redis
+) -> None:
+    publish(bench, "a", "b")
+    desk = plain_worker(bench, prefetch=2)
+    desk.receive(1)
+    before = client.lrange("q", 0, -1)
+    asked(desk, client)
+    desk.holder.backlogged = True
+    assert desk.receives_nothing()
+    assert client.lrange("q", 0, -1) == before
+    assert client.hlen("unacked") == 1
+
+
+def test_a_message_without_a_lease_whose_reply_was_lost_is_returned_by_the_next_sweep(
+    bench: Bench, client: redis.Redis
+) -> None:
+    """It does not wait for a visibility timeout: the channel says that it never got it."""
+    publish(bench, "a", "b")
+    desk = plain_worker(bench, prefetch=2)
+    desk.receive(1)
+    asked(desk, client)
+    assert desk.driver.reap(limit=10) == []
+    desk.channel.client.connection.disconnect()  # with the reply in its buffer
+    desk.connection.collect()
+    (unheard,) = desk.holder.not_claimed
+    assert client.llen("q") == 1  # the first, which the channel has restored
+    assert desk.driver.return_unclaimed([unheard]) == [Answer.HELD]
+    (reaped,) = desk.driver.reap(limit=10)
+    assert (reaped.queue, reaped.leased, round(reaped.late)) == ("q", False, 0)
+    assert client.llen("q") == 2
+    assert client.hlen("unacked") == client.zcard("unacked_index") == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"task": "film"', '"task": "book"'),
+        ('"task": "film"', '"task": "film2"'),
+        ('"task": "film"', '"tasks": "film"'),
+        ('"headers": {', '"headers":{'),
+        ('"body"', '"lease": "000001:000001", "body"'),
+    ],
+)
+def test_only_first_deliveries_of_a_known_task_are_recorded_without_a_lease(
+    bench: Bench, client: redis.Redis, old: str, new: str
+) -> None:
+    publish(bench, "a", "b")
+    text: Any = client.lpop("q")
+    assert text.count(old.encode()) == 1
+    client.lpush("q", text.replace(old.encode(), new.encode(), 1))
+    desk = plain_worker(bench, prefetch=2)
+    desk.receive(1)
+    asked(desk, client)
+    (arriving,) = client.hvals("unacked.claims")
+    assert json.loads(arriving)["arriving"] is True

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 TASKS = 400
 #: Commands more than stock Celery sends for a task, those within scripts included.
 MORE = 6.0
+#: The same of a plain task in a worker that has leased ones.
+MORE_PLAIN = 2.0
 
 
 def commands(client: redis.Redis) -> int:
@@ -28,10 +30,12 @@ def commands(client: redis.Redis) -> int:
     return sum(each["calls"] for name, each in stats.items() if name not in ours)
 
 
-def test_a_leased_task_costs_the_server_six_commands_more_than_a_plain_one(
-    valkey: RedisServer, fleet: WorkerFleet
-) -> None:
-    """Publishing aside. It was 12 more when each script began with a write of its own."""
+def test_what_a_task_costs_the_server_in_commands(valkey: RedisServer, fleet: WorkerFleet) -> None:
+    """Publishing aside. A leased one took 12 more when each script began with a write of its own.
+
+    A plain one of a worker with leases took 15 more when another script than the one by which it
+    arrived recorded it as a plain one.
+    """
     setup = Setup(valkey.fresh_url())
     app, client = setup.app(), valkey.client(setup.database)
 
@@ -50,3 +54,4 @@ def test_a_leased_task_costs_the_server_six_commands_more_than_a_plain_one(
     plain = run("benchmark.plain", **{PLAIN: "1"})
     assert plain > 5  # it was counted
     assert run("benchmark.leased") < plain + MORE
+    assert run("benchmark.plain") < plain + MORE_PLAIN

@@ -351,9 +351,11 @@ def test_a_message_that_comes_as_the_window_shrinks_goes_back_at_once(
         desk.consumer.qos(prefetch_count=1)
     bench.publish("second")
     client.rpush("unacked.bell", "")
-    with mock.patch.object(desk.driver, "requeue", wraps=desk.driver.requeue) as requeue:
+    with mock.patch.object(
+        desk.driver, "return_unclaimed", wraps=desk.driver.return_unclaimed
+    ) as returned:
         eventually(lambda: desk.turn(0.05) or not desk.channel._in_poll, what="the reply is read")
-    requeue.assert_called_once()  # it came, and had no place
+    returned.assert_called_once()  # it came, and had no place
     assert not desk.received
     (second,) = other.receive(within=3.0)
     assert (second.claim.deliveries, second.claim.losses) == (1, 0)
@@ -407,7 +409,7 @@ def test_a_message_that_cannot_be_recorded_stays_at_its_place(
     texts = [json.dumps({"body": number, **head}).encode() for number in range(2)]
     client.lpush("q", *texts)
     client.lpush(f"unacked{kind}", "of another type")
-    leased = ['"w"', "t", 30.0, 0, ""]
+    leased = ['"w"', "", "t", 30.0, 0, ""]
     take = bench.desk().driver.arrive("tag", 5.0, {"q": "q"}, by_name=False, claims=leased)
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         client.execute_command(*take)

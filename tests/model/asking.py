@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from celery_lease.core.delivery import Answer
 
 if TYPE_CHECKING:
-    from celery_lease.brokers.redis.arrivals import Unheard
+    from celery_lease.brokers.redis.arrivals import Arrived
     from celery_lease.brokers.redis.delivery import Delivery
     from model.lease_model import Text
 
@@ -21,7 +21,7 @@ class Disagreement(AssertionError):
 class Asking:
     """A claim that its asker hears nothing of."""
 
-    delivery: Delivery | Unheard
+    delivery: Delivery | Arrived
     text: Text
     plain: str  # what kombu would record of it
     seconds: float

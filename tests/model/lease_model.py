@@ -138,6 +138,11 @@ class LeaseModel:
         self.held[tag] = text._replace(deliveries=1, losses=1)
         return text
 
+    def arrive_plain(self, tag: str) -> Text:
+        """Take a first delivery as a plain consumer does, but under a tag of its own."""
+        self.index[tag], self.held[tag] = self.now, self._pop()
+        return self.held[tag]
+
     def may_arrive_claimed(self, want: Want | None) -> bool:
         """Whether its key was taken by fewer than may hold it, expired leases included."""
         return want is None or len(self.holders[want.key]) < want.limit
@@ -189,11 +194,14 @@ class LeaseModel:
             verdict, by = "replaced", text.replaced
         return self.token, verdict, by
 
-    def return_unclaimed(self, tag: str, arrival: str, text: Text) -> None:
+    def return_unclaimed(self, tag: str, arrival: str, text: Text, *, heard: bool) -> None:
         if tag in self.refusals:
             return
         if tag in self.records:  # the claim was made
             self._restore(tag, front=True, loss=None)
+        elif not heard:
+            if tag in self.index:
+                self.index[tag] = self.now - self.visibility_timeout
         elif self.in_hand.pop(tag, None) or self._settle(arrival):
             self._requeue(text, front=True)
         self.refusals[tag] = self.now

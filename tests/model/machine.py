@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from celery_lease.brokers.redis.arrivals import Unheard
+from celery_lease.brokers.redis.arrivals import Arrived
 from celery_lease.core.delivery import Answer, Claim, Renewal, Terms
 from celery_lease.core.keys import Exclusive, KeyAnswer, OnBusy, Verdict
 from model.asking import Asking, Disagreement, agree, answers
@@ -166,7 +166,7 @@ class LeaseMachine(RuleBasedStateMachine):
         is_first = self.stage.is_new(place) and self.model.may_arrive_claimed(want)
         tag = f"{text.message}#{nonce:012d}" if is_first else f"arrival#{nonce}"
         keys = (want.limit, want.busy) if want else (0, "")
-        said = self.stage.take(tag, '"w"', TASK, seconds, *keys, "other", 99, 1, "drop")
+        said = self.stage.take(tag, '"w"', "\nno\n", TASK, seconds, *keys, "other", 99, 1, "drop")
         assert said is not None
         if not is_first:
             self.model.arrive(tag)
@@ -179,7 +179,31 @@ class LeaseMachine(RuleBasedStateMachine):
             self.tags.append(tag)
             self.tokens[text.message].append(self.model.token)
         else:
-            self.asking.append(Asking(Unheard(tag), text, "", seconds, arrived=True))
+            self.asking.append(Asking(Arrived(tag), text, "", seconds, arrived=True))
+
+    @precondition(lambda self: self.model.waiting)
+    @rule(seconds=leases, then=st.sampled_from(["taken", "unheard", "no room", "leased"]))
+    def a_busy_worker_takes_a_plain_one(self, seconds: float, *, then: str) -> None:
+        """A first delivery of a task without leases is recorded as kombu does, and no other."""
+        place = self.model.next_place()
+        assert place is not None
+        is_first, nonce = self.stage.is_new(place), self.model.hand_out()
+        tag = f"arrival#{nonce}"
+        said = self.stage.take(tag, '""', f"\nno\n{TASK}\n")
+        assert said is not None
+        agree("plain", said[2:], ["plain"] if is_first else [])
+        if not is_first:
+            self.model.arrive(tag)
+            return
+        text = self.model.arrive_plain(tag)
+        if then == "taken":
+            self.plain.append(tag)
+        elif then == "leased":  # it is claimed after all
+            delivery = self.stage.delivery(said[1], nonce, said[0], tag)
+            self.asking.append(self.asked(delivery, text, "", seconds))
+        else:
+            arrived = Arrived(tag, *said[:2]) if then == "no room" else Arrived(tag)
+            self.asking.append(Asking(arrived, text, "", seconds, arrived=True))
 
     @precondition(lambda self: not self.model.waiting)
     @precondition(lambda self: len(self.published) - len(self.model.completed) < MESSAGES)
@@ -219,7 +243,8 @@ class LeaseMachine(RuleBasedStateMachine):
         asking = self.asking[-1 - which % len(self.asking)]
         delivery = asking.delivery
         agree("return", self.driver(worker).return_unclaimed([delivery]), [Answer.HELD])
-        self.model.return_unclaimed(delivery.tag, delivery.arrival, asking.text)
+        facts = (delivery.tag, delivery.arrival, asking.text)
+        self.model.return_unclaimed(*facts, heard=bool(delivery.key))
 
     @precondition(lambda self: not self.plain_holds())
     @precondition(lambda self: any(each.may_be_adopted for each in self.asking))

@@ -82,6 +82,18 @@ MUTANTS = [
     Mutant("its delivery does not count", "arrive", "(kept or text)", "text"),
     Mutant("it began as it arrived", "arrive", '"waits": true, ', ""),
     Mutant(
+        "whatever is plain",
+        "arrive",
+        "string.find(ARGV[8 + lists], '\\n' .. task .. '\\n', 1, true)",
+        "true",
+    ),
+    Mutant(
+        "a plain one comes at the beginning of time",
+        "arrive",
+        "redis.call('ZADD', KEYS[1], now, tag)",
+        "redis.call('ZADD', KEYS[1], 0, tag)",
+    ),
+    Mutant(
         "it is also returned",
         "adopt",
         "settle(ARGV[1])",
@@ -91,8 +103,8 @@ MUTANTS = [
     Mutant(
         "adopted at the beginning of time",
         "adopt",
-        "redis.call('ZADD', KEYS[1], now, ARGV[2])",
-        "redis.call('ZADD', KEYS[1], 0, ARGV[2])",
+        "redis.call('ZADD', KEYS[1], now, tag)",
+        "redis.call('ZADD', KEYS[1], 0, tag)",
     ),
     # ---------------------------------------------------------------------------------- claim.lua
     Mutant("a refused claim is made", "claim", "redis.call('ZSCORE', KEYS[6], ARGV[1])", "false"),
@@ -260,6 +272,7 @@ MUTANTS = [
         "redis.call('RPUSH', ARGV[2], ARGV[3])\n  settle",
         "redis.call('LPUSH', ARGV[2], ARGV[3])\n  settle",
     ),
+    Mutant("an unheard plain one waits", "unclaim", "now - tonumber(ARGV[5])", "now"),
     # ---------------------------------------------------------------------------- dead_letter.lua
     Mutant("a dead letter stays held", "dead_letter", "end\nsettle(tag)", "end"),
     Mutant(

@@ -173,7 +173,7 @@ class Stage:
             return None
         key, text = reply
         queue = next(queue for (queue, _), each in self.keys.items() if each == key)
-        return self._delivery(text, nonce, key, arrival), f'[{text}, "", "{queue}"]'
+        return self.delivery(text, nonce, key, arrival), f'[{text}, "", "{queue}"]'
 
     def take(self, tag: str, *claims: Any) -> list[str] | None:
         """Return what the script says that takes the next message, and perhaps claims it."""
@@ -193,9 +193,9 @@ class Stage:
     def fetch(self, nonce: int, place: tuple[str, int]) -> Delivery:
         """Take the next message of a list as kombu does that is asked for one."""
         text: Any = self.client.rpop(self.keys[place])
-        return self._delivery(text, nonce, self.keys[place], "")
+        return self.delivery(text, nonce, self.keys[place], "")
 
-    def _delivery(self, text: str | bytes, nonce: int, key: str, arrival: str) -> Delivery:
+    def delivery(self, text: str | bytes, nonce: int, key: str, arrival: str) -> Delivery:
         message = self.channel.Message(json.loads(text), channel=self.channel)
         queue = next(queue for (queue, _), each in self.keys.items() if each == key)
         delivery = Delivery.of(message, queue, key, arrival)

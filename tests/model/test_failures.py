@@ -15,10 +15,11 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
+from celery_lease.brokers.redis.arrivals import Arrived
 from celery_lease.core.delivery import Renewal, Terms
 from celery_lease.core.keys import Exclusive, OnBusy, Verdict
 from model.lease_model import START
-from model.stage import ScriptError, Stage
+from model.stage import TASK, ScriptError, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,6 +88,32 @@ def parked(stage: Stage) -> str:
 def arrive(stage: Stage) -> Callable[[], object]:
     stage.publish("m")
     return lambda: stage.arrive(1)
+
+
+def arrived_plain(stage: Stage) -> Arrived:
+    """Take a message of a task without leases as a busy worker does."""
+    stage.publish("m")
+    key, text, plain = stage.take("arrival#1", '""', f"\n{TASK}\n") or pytest.fail("no message")
+    assert plain == "plain"
+    return Arrived("arrival#1", key, text)
+
+
+@move
+def arrive_plain(stage: Stage) -> Callable[[], object]:
+    stage.publish("m")
+    return lambda: stage.take("arrival#1", '""', f"\n{TASK}\n")
+
+
+@move
+def return_plain(stage: Stage) -> Callable[[], object]:
+    arrived = arrived_plain(stage)
+    return lambda: stage.drivers[0].return_unclaimed([arrived])
+
+
+@move
+def return_plain_unheard(stage: Stage) -> Callable[[], object]:
+    arrived = Arrived(arrived_plain(stage).tag)
+    return lambda: stage.drivers[0].return_unclaimed([arrived])
 
 
 @move

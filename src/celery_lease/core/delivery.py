@@ -102,6 +102,10 @@ class Holder(Protocol):
         """Return the terms on which to take *message*, or None to take it without a lease."""
         ...
 
+    def plain_task(self, message: Any) -> str:
+        """Return the name of a message's task if none of its messages gets a lease; else ""."""
+        ...
+
     def claimed(self, claim: Claim, message: Any) -> None:
         """Store a message that was just claimed, before anything else handles it."""
         ...

@@ -153,6 +153,11 @@ class LeaseConsumer:
         about = {"id": message.delivery_tag, "worker": self.consumer_id}
         return Terms(seconds=self.seconds, about=about)
 
+    def plain_task(self, message: Any) -> str:
+        """Return "": every message is leased."""
+        del message
+        return ""
+
     def claimed(self, claim: Claim, message: Any) -> None:  # noqa: ARG002
         self._held[claim.tag] = LeasedMessage(
             claim.tag,

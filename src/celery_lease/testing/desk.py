@@ -34,6 +34,7 @@ class Holder:
     outrun: list[Any] = field(default_factory=list)  #: messages that RabbitMQ returned
     backlogged: bool = False  #: takes no more messages
     leases: Callable[[Any], bool] = lambda _: True
+    plain: str = ""  #: the task that never has a lease
     about: dict[str, Any] = field(default_factory=dict)  #: more of what a claim remembers
     waits: bool = False  #: its tasks begin later
 
@@ -42,6 +43,9 @@ class Holder:
             return None
         about = {"id": message.delivery_tag, **self.about}
         return Terms(seconds=self.seconds, waits=self.waits, about=about)
+
+    def plain_task(self, message: Any) -> str:
+        return self.plain if message.headers.get("task") == self.plain else ""
 
     def claimed(self, claim: Claim, message: Any) -> None:
         message.claim = claim

@@ -58,6 +58,14 @@ class Policies:
             return None
         return self._policy(name, resolved, options)
 
+    def never_leases(self, name: str) -> bool:
+        """Whether this is a task of the app without leases, however it is called.
+
+        A mapping task's messages have the lease of the task that it calls.
+        """
+        known = name in self._app.tasks and name not in mapping.NAMES
+        return known and self._task(name) is None
+
     def check(self, transport: str = "") -> None:
         """Resolve the policies and the request classes of all tasks with leases.
 

@@ -51,6 +51,7 @@ class LeaseRegistry(EntryTable):
         worker_id: str,
         policies: Callable[[str, Mapping[str, object]], LeasePolicy | None],
         *,
+        is_plain: Callable[[str], bool] = lambda _: False,
         accept: frozenset[str] | None = None,
         dead_letter_queue_of: Callable[[str], str] | None = None,
         loop_is_task: bool = False,
@@ -69,6 +70,7 @@ class LeaseRegistry(EntryTable):
             clock: This host's clock.
             worker_id: Unique among all workers, also those of the same node name.
             policies: Returns the policy for a task's name and its call's options; None: no lease.
+            is_plain: Returns whether no message of a task, by its name, gets a lease.
             accept: Content types that the worker accepts; None: kombu's defaults, JSON and other
                 harmless ones.
             dead_letter_queue_of: Returns the name of a queue's dead-letter queue; None: the broker
@@ -91,7 +93,7 @@ class LeaseRegistry(EntryTable):
         self.on_claimed, self.on_end = on_claimed, on_end
         self.loop_seen = clock.now()  #: when the main loop last turned; main thread writes
         self.loop_alive = self.keeper_seen = self.loop_seen  #: for probes; the keeper writes both
-        self._policies, self._key_of = policies, key_of
+        self._policies, self._key_of, self._is_plain = policies, key_of, is_plain
         self._grants = granting.Grants(board)  # under the lock
         self.renewing: set[str] = set()  #: tags whose extension is under way; under the lock
         self.intake = Intake()  #: whether messages are taken and tasks are started
@@ -119,6 +121,10 @@ class LeaseRegistry(EntryTable):
             about=about,
             exclusive=message.lease_exclusive,
         )
+
+    def plain_task(self, message: Any) -> str:
+        name, _, _ = compat.task_of(message, self.accept)
+        return name if self._is_plain(name) else ""
 
     def claimed(self, claim: Claim, message: Any) -> None:
         name, task_id, _ = compat.task_of(message, self.accept)

@@ -113,6 +113,7 @@ class Runtime:
             SystemClock(),
             worker_id,
             self._policies,
+            is_plain=self._policies.never_leases,
             accept=compat.accepted(consumer.app),
             dead_letter_queue_of=self._loaded.dead_letter_queue_of if dead_letters else None,
             loop_is_task=self.pool.in_loop,

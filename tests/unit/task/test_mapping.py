@@ -155,6 +155,20 @@ def test_what_a_plain_client_sends_stays_celerys(app: Celery, double: Any) -> No
     assert Policies(app, settings.load(app.conf))(name, options) is None
 
 
+def test_a_task_never_leases_only_if_no_call_of_it_does(app: Celery, double: Any) -> None:
+    """A mapping task has the leases of what it maps; an unknown name may be anybody's."""
+
+    @app.task(name="plain")
+    def plain() -> None:
+        """Have no lease."""
+
+    policies = Policies(app, settings.load(app.conf))
+    names = ["plain", double.name, *sorted(NAMES), "unknown", ""]
+    assert [each for each in names if policies.never_leases(each)] == ["plain"]
+    app.conf.lease_tasks = "all"
+    assert not Policies(app, settings.load(app.conf)).never_leases("plain")
+
+
 def test_an_app_has_these_tasks_once_it_has_a_leased_one(app: Celery, double: Any) -> None:
     """And no others than Celery's own before."""
     assert set(app.tasks) >= NAMES

@@ -49,8 +49,9 @@ Beside them, with ``unacked`` for the configured key and after any ``global_keyp
 
 Any message that a channel with leases takes out of a list, even a plain one, is first recorded in
 kombu's two places and the first two of these, under a tag that begins with ``arrival#``, for a few
-seconds; see :mod:`.receive`. First deliveries are claimed under that tag where a message was
-expected; see :mod:`.arrivals`.
+seconds; see :mod:`.receive`. Where a message was expected, first deliveries are claimed under that
+tag, and those of tasks without leases are recorded under it in kombu's two places, and no others,
+with the time of delivery; see :mod:`.arrivals`.
 
 From its second loss other than by expiry on, a message has a backoff before it goes back: it stays
 in all four places, under its tag with a ``~`` appended, with the end of the backoff as its expiry.

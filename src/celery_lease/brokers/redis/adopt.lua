@@ -10,11 +10,9 @@ local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
 if not score or tonumber(score) <= now or not is_kept(ARGV[1]) then
   return 0
 end
-redis.call('ZADD', KEYS[1], now, ARGV[2])
-local stored = redis.pcall('HSET', KEYS[2], ARGV[2], ARGV[3])
-if type(stored) == 'table' and stored.err then
-  redis.pcall('ZREM', KEYS[1], ARGV[2])
-  return stored
+local err = keep_plain(ARGV[2], ARGV[3])
+if err then
+  return err
 end
 settle(ARGV[1])
 return 1

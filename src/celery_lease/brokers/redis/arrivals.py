@@ -7,6 +7,9 @@ the facts that the claim needs, and decodes nothing; they are compared here with
 kombu has decoded it. Where they differ, or the message is to have another lease, it is claimed
 again as any other.
 
+It also names tasks that never have leases. Their messages are recorded as plain ones at once, under
+the tag of the look: kombu's own acknowledgement, under that tag, is all that follows.
+
 Another look names none: where the server does not notify, it waits there, and if the worker is
 stopped or killed meanwhile, the message that came goes back in seconds and not only after a lease.
 """
@@ -14,6 +17,7 @@ stopped or killed meanwhile, the message that came goes back in seconds and not 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_lease.core.delivery import Claim, Terms
@@ -28,6 +32,8 @@ ABOUT = {"task", "id", "worker"}
 NO_KEYS = (0, "")
 #: The most tasks that are named.
 KNOWN = 8
+#: The most tasks without leases that are named.
+PLAIN = 32
 #: The part of a lease after which a message is claimed again: the lease counts from the look.
 STALE = 0.1
 
@@ -40,13 +46,17 @@ class _Usual(NamedTuple):
     busy: str
 
 
-class Unheard:
-    """A message that was perhaps claimed, in a call that was not answered."""
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A message that is to go back as it came."""
 
-    key = unclaimed = ""
+    tag: str  #: of its look
+    key: str = ""  #: its list; "": its look was not answered, and has perhaps taken none
+    unclaimed: str | bytes = ""  #: its text
 
-    def __init__(self, tag: str) -> None:
-        self.tag = self.arrival = tag
+    @property
+    def arrival(self) -> str:
+        return self.tag
 
 
 class Arrivals:
@@ -56,6 +66,7 @@ class Arrivals:
         self._clock = clock
         self._worker = ""
         self._usual: dict[str, _Usual] = {}  # by task
+        self._plain: list[str] = []  # tasks without leases
         self._args: list[Any] = []  # the script's, which name these
         self._named: dict[str, _Usual] = {}  # those of the look under way, or answered last
         self._named_at = 0.0  # clock reading
@@ -66,17 +77,22 @@ class Arrivals:
         """Return the script's arguments for a look; none if it is to claim nothing."""
         self._named = self._usual if expects else {}
         self._named_at, self._read = self._clock.now(), []
-        self._asks = bool(self._named)
+        self._asks = expects and bool(self._args)
         return self._args if expects else []
 
     def answered(self, read: list[str]) -> None:
         """Note the answer to a look: what the script has read of a message that it claimed."""
         self._read, self._asks = read, False
 
-    def unheard(self, tag: str) -> Unheard | None:
+    @property
+    def is_plain(self) -> bool:
+        """Whether the message at hand was recorded as a plain one."""
+        return self._read == ["plain"]
+
+    def unheard(self, tag: str) -> Arrived | None:
         """Return, once, what a look has perhaps claimed that will not be answered any more."""
         asks, self._asks = self._asks, False
-        return Unheard(tag) if asks else None
+        return Arrived(tag) if asks else None
 
     def learn(self, terms: Terms) -> None:
         """Name the task of these terms from now on."""
@@ -87,8 +103,18 @@ class Arrivals:
         if self._usual.get(task) != usual:
             others = [each for each in self._usual.items() if each[0] != task]
             self._usual = dict([*others[1 - KNOWN :], (task, usual)])
-            facts = [each for name, known in self._usual.items() for each in (name, *known)]
-            self._args = [json.dumps(self._worker), *facts]
+            self._name_them()
+
+    def learn_plain(self, task: str) -> None:
+        """Name a task without leases from now on."""
+        if task and "\n" not in task and task not in self._plain:
+            self._plain = [*self._plain[1 - PLAIN :], task]
+            self._name_them()
+
+    def _name_them(self) -> None:
+        plain = "\n".join(["", *self._plain, ""])
+        facts = [each for name, known in self._usual.items() for each in (name, *known)]
+        self._args = [json.dumps(self._worker), plain, *facts]
 
     def claim(
         self, tag: str, queue: str, published: object, priority: int, terms: Terms
@@ -102,7 +128,7 @@ class Arrivals:
             priority: The message's.
             terms: The terms on which it is to be taken.
         """
-        if not self._read:
+        if not self._read or self.is_plain:
             return None
         token, task, task_id, name, *line = self._read
         usual = self._named[task]

@@ -1,17 +1,17 @@
 -- Take the next message from the first of some lists that has one, and record where it is now. Claim
--- it, if it is known for how long.
+-- it, if it is known for how long; record it as a plain one, if its task is known to have no leases.
 --
 -- KEYS: unacked index, unacked, leases, claims, bell of those that poll, lists, and for each queue
 --       of a channel that waits its watcher and its bell
 -- ARGV: tag, seconds, number of lists, id of the channel or nothing if it polls, letters
 --       (i it is idle, w it watches, t it takes over, r it renews), the number of
 --       the queue whose bell it heard or 0, and the name of each list's queue; then, if first
---       deliveries are to be claimed, the worker as JSON and, for tasks that it has leased before,
---       name, seconds of the lease, how many may hold an exclusive key of it (0: it has none), and
+--       deliveries are to be claimed, the worker as JSON, the names of tasks without leases, each
+--       between two line feeds, and, for tasks that it has leased before, name, seconds of the lease, how many may hold an exclusive key of it (0: it has none), and
 --       what they do if the key is busy
 -- Returns: the list and the message's text and, if it is claimed, its token and what was read of it:
 --       task, id, publisher's tag and, of a task with a key, key and priority, for the asker to
---       compare. If there is none, to a channel that
+--       compare; 'plain', if it is recorded so. If there is none, to a channel that
 --       polls nil or an error that begins with WRONGTYPE and names a key that is no list; to one that
 --       waits an empty text and, as lines, the numbers of the queues that it watches, how many keys
 --       are no lists, and the error of one of them. Such a key does not keep others from theirs.
@@ -22,7 +22,9 @@
 -- plain kombu sweep can restore it too.
 -- A claim for the usual time, which a worker that expects a message asks for, spares it a second call
 -- for nearly every message. What is read of the text is not decoded: the asker decodes it, and claims it again if it
--- reads something else or needs another lease. A message whose key is busy is not claimed here.
+-- reads something else or needs another lease. A message whose key is busy is not claimed here. A
+-- plain one is recorded as kombu does, but under this tag and with the queue it came from as its
+-- route: a second call is spared there, too.
 local COUNTED, HEADERS = '{"lease": "', '"headers": {'
 
 -- Returns what exclusive.lua reads of a message's key, the key and the priority; or nothing, if the
@@ -39,15 +41,18 @@ local function keyed(text, at, limit, busy)
     .. '", "order": "00' .. priority .. '.1", "place": "", "expires": null}, ', key, priority
 end
 
+-- Returns the task of a first delivery, if it can be told, and where the text's headers begin.
+local function task_of(text)
+  local at = ARGV[7 + lists] and string.sub(text, 1, #COUNTED) ~= COUNTED
+    and string.find(text, HEADERS, 1, true)
+  return at and string.match(text, '"task": "([^"\\]+)"', at), at
+end
+
 -- Returns the seconds of the lease, the fields of its record, the text to be kept, and what the asker
 -- compares; or nothing.
-local function usual(text)
-  local worker = ARGV[7 + lists]
-  local at = worker and string.sub(text, 1, #COUNTED) ~= COUNTED
-    and string.find(text, HEADERS, 1, true)
-  local task = at and string.match(text, '"task": "([^"\\]+)"', at)
+local function usual(text, task, at)
   local seconds, limit, busy
-  for i = 8 + lists, #ARGV, 4 do
+  for i = 9 + lists, #ARGV, 4 do
     if ARGV[i] == task then
       seconds, limit, busy = ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]
     end
@@ -66,7 +71,7 @@ local function usual(text)
   end
   local token = next_token()
   local fields = '"token": ' .. token .. ', "since": ' .. string.format('%.3f', now)
-    .. ', "waits": true, "task": "' .. task .. '", "id": "' .. id .. '", "worker": ' .. worker
+    .. ', "waits": true, "task": "' .. task .. '", "id": "' .. id .. '", "worker": ' .. ARGV[7 + lists]
     .. ', "deliveries": 1, "losses": 0, "raw": true, "name": "' .. name .. '", '
     .. exclusive
   return seconds, fields, '{"lease": "000001:000001", ' .. string.sub(text, 2),
@@ -77,7 +82,12 @@ end
 local function arrived(i, text)
   local queue = ARGV[i + 1]
   local suffix = ', "", ' .. cjson.encode(queue) .. ']'
-  local seconds, fields, kept, read_of_it = usual(text)
+  local task, at = task_of(text)
+  if task and string.find(ARGV[8 + lists], '\n' .. task .. '\n', 1, true)
+      and string.sub(text, -1) == '}' then  -- sweep.lua looks for that
+    return keep_plain(ARGV[1], '[' .. text .. suffix) or {'plain'}
+  end
+  local seconds, fields, kept, read_of_it = usual(text, task, at)
   return keep(ARGV[1], now + tonumber(seconds or ARGV[2]), '[' .. (kept or text) .. suffix,
     '{' .. (fields or '"arriving": true, ') .. '"cut": ' .. #suffix .. ', "key": '
       .. cjson.encode(KEYS[i]) .. ', "queue": ' .. cjson.encode(queue) .. '}') or read_of_it or {}

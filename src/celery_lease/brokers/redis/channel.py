@@ -1,7 +1,8 @@
 """Kombu's record of a channel's unacknowledged messages, with leases for leased tasks.
 
-Messages without a lease are recorded as in kombu. A :class:`~celery_lease.core.delivery.Holder`
-decides about a leased message; this class only passes kombu's calls to it.
+Messages without a lease are recorded as in kombu, by the script that takes them or by another one.
+A :class:`~celery_lease.core.delivery.Holder` decides about a leased message; this class only passes
+kombu's calls to it.
 
 Uses of kombu internals, as read in 5.5.4 and 5.7.0: ``Channel.qos``,
 ``QoS._delivered/_dirty``, ``Message._raw``, and that a ``queue.Empty`` raised while a
@@ -72,8 +73,8 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
             return
         if self.receiver.tag and not self._has_room():
             # Since the request the window has shrunk, as after an ETA, or the worker has begun to
-            # drain or to stop. Without an answer to this call a reaper returns the message.
-            self.driver.requeue([self.receiver.tag])
+            # drain or to stop.
+            self.receiver.return_it(message)
             raise Empty
         terms = self.holder.terms(message)
         if terms is None:
@@ -107,10 +108,14 @@ class LeaseQoS(SettlingQoS, kombu_redis.QoS):
         if not arrival:
             super().append(message, delivery_tag)
             return
-        info = message.delivery_info
-        text = dumps([message._raw, info["exchange"], info["routing_key"]])  # noqa: SLF001
-        if self.driver.adopt(arrival, delivery_tag, text) is not Answer.HELD:
-            raise Empty
+        if self.receiver.is_plain:
+            message.delivery_tag = delivery_tag = arrival
+        else:
+            info = message.delivery_info
+            text = dumps([message._raw, info["exchange"], info["routing_key"]])  # noqa: SLF001
+            if self.driver.adopt(arrival, delivery_tag, text) is not Answer.HELD:
+                raise Empty
+            self.receiver.learn_plain(self.holder.plain_task(message))
         self.receiver.recorded()
         super(kombu_redis.QoS, self).append(message, delivery_tag)
 

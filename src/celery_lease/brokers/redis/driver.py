@@ -35,6 +35,7 @@ from celery_lease.core.keys import KeyAnswer, Verdict
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from celery_lease.brokers.redis.arrivals import Arrived
     from celery_lease.brokers.redis.checkpoint import RedisCheckpoints
     from celery_lease.brokers.redis.delivery import Delivery
     from celery_lease.brokers.redis.waiting import Stance
@@ -190,8 +191,8 @@ class RedisDriver(VirtualDriver):
             lists: In the order in which they are read: the first list of each queue, and so on.
             by_name: The server has the script already.
             stance: The facts about a channel that is notified of messages; None: it polls.
-            claims: The worker as JSON, and tasks with the seconds of their leases: what is claimed
-                at once.
+            claims: The worker as JSON, tasks without leases, and tasks with the seconds of theirs:
+                what is claimed, or recorded as a plain message, at once.
         """
         keys = [*self.keys.claims, self.keys.bell, *lists]
         said: tuple[Any, ...] = ("", "", 0)
@@ -257,10 +258,11 @@ class RedisDriver(VirtualDriver):
         how = ["1" if orderly else "0", "RPUSH" if front else "LPUSH", known]
         return self.server.ask_in_pieces("requeue", self.keys.claims, how, tags)
 
-    def return_unclaimed(self, deliveries: Sequence[Delivery]) -> list[Answer]:
+    def return_unclaimed(self, deliveries: Sequence[Delivery | Arrived]) -> list[Answer]:
         keys = [*self.keys.claims, self.keys.refusals]
         ask = partial(self.server.ask, "unclaim", keys, questions=1)
-        facts = ([each.tag, each.key, each.unclaimed, each.arrival] for each in deliveries)
+        timeout = self._plain.timeout
+        facts = ([each.tag, each.key, each.unclaimed, each.arrival, timeout] for each in deliveries)
         return [ask(args=args)[0] for args in facts]
 
     def reap(self, *, limit: int) -> list[Reaped]:

@@ -29,12 +29,14 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 
+from celery_lease.brokers.redis.arrivals import Arrived
 from celery_lease.brokers.redis.delivery import priority_of
 from celery_lease.brokers.redis.looking import Looks
 from celery_lease.brokers.redis.polling import Polling
 from celery_lease.brokers.redis.refusals import will_pass
 from celery_lease.brokers.redis.standing import Standing
 from celery_lease.brokers.redis.watch import Refused
+from celery_lease.core.delivery import Answer
 from celery_lease.core.words import counted
 
 if TYPE_CHECKING:
@@ -124,6 +126,22 @@ class Receiver:
     def learn(self, terms: Terms) -> None:
         """Have messages of the same task claimed when they arrive."""
         self._looks.claims.learn(terms)
+
+    def learn_plain(self, task: str) -> None:
+        """Have messages of a task without leases recorded as plain ones when they arrive."""
+        self._looks.claims.learn_plain(task)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the message at hand was recorded as a plain one when it arrived."""
+        return self._looks.claims.is_plain
+
+    def return_it(self, message: Any) -> None:
+        """Return the message at hand, as it came, to the front of its list."""
+        _, key, tag = self.origin(message)
+        arrived = Arrived(tag, key, self._popped[1] if self._popped else b"")
+        if Answer.UNKNOWN in self._driver.return_unclaimed([arrived]):
+            self._channel.lease_holder.unclaimed(arrived)
 
     def return_unheard(self) -> None:
         """Return a message that was perhaps claimed for a request without an answer."""

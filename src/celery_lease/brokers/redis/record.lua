@@ -56,6 +56,17 @@ local function keep(tag, expiry, text, claim)
   end
 end
 
+-- Record a message under a tag as kombu records one without a lease, or not at all. Returns an
+-- error, or nil.
+local function keep_plain(tag, text)
+  redis.call('ZADD', KEYS[1], now, tag)
+  local stored = redis.pcall('HSET', KEYS[2], tag, text)
+  if type(stored) == 'table' and stored.err then
+    redis.pcall('ZREM', KEYS[1], tag)
+    return stored
+  end
+end
+
 -- Whether a message is recorded under a tag; clears what a plain kombu sweep has left of one.
 local function is_kept(tag)
   if redis.call('ZSCORE', KEYS[1], tag) and redis.call('HEXISTS', KEYS[2], tag) == 1 then
