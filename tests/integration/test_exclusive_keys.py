@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import chain, chord
+from celery import chain, chord, states
 from celery.exceptions import TaskRevokedError
 from click.testing import CliRunner
 
@@ -397,6 +397,29 @@ def test_a_fail_over_leaves_no_parked_message_stuck_or_lost(
         assert sorted(entries[::2]) == [("start", each) for each in ids[1:]], key
         assert [each for _, each in entries[::2]] == [each for _, each in entries[1::2]], key
     scene.settled()
+
+
+def test_after_a_new_connection_a_cancelled_holder_leaves_its_key_to_the_next(
+    own_valkey: RedisServer, fleet: WorkerFleet, tmp_path: Path
+) -> None:
+    """A holder that was claimed but never given to its process would keep the key for ever."""
+    scene = RedisScene(own_valkey, fleet, tmp_path)
+    scene.worker()
+    scene.send("before", gated=False)
+    scene.ledger.wait("end", "before")
+    own_valkey.kill()
+    own_valkey.wait()
+    own_valkey.start()
+    scene.client = own_valkey.client(scene.setup.database)
+    for holder, waits in (("a1", "a2"), ("a3", "a4")):
+        scene.send(holder)
+        scene.ledger.wait("start", holder, within=30)
+        scene.send(waits, gated=False)
+        scene.parked(1)
+        scene.app.control.broadcast("lease_cancel", {"task_id": [holder]})
+        scene.ledger.wait("end", waits)
+        assert scene.app.AsyncResult(holder).state == states.REVOKED
+        scene.settled()
 
 
 def test_an_expired_task_does_not_wait_for_its_key(scene: Scene) -> None:

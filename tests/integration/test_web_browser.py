@@ -15,6 +15,7 @@ import pytest
 from harness.app_page import HOSTILE, SAYS
 from harness.page import PageServer, browsing, chromium, complaints
 from harness.setup import Setup
+from harness.waiting import eventually
 from harness.workers import Worker, WorkerFleet, WorkerOptions
 
 if TYPE_CHECKING:
@@ -63,7 +64,11 @@ class Stage:
         return next(each for each in self.fleet.workers if each.returncode is None)
 
     def clear(self) -> None:
-        """Leave nothing to the next test: no task that runs or comes back, and a broker."""
+        """Leave nothing to the next test: no task that runs or comes back, and a broker.
+
+        Nor one that has a key, or waits for it: a message that is sent while the line moves on may
+        overtake one that is woken.
+        """
         if self.broker.returncode is not None:
             self.broker.start()
         with self.setup.app() as app:
@@ -72,6 +77,9 @@ class Stage:
                 app.control.broadcast("lease_cancel", arguments={"task_id": self.sent})
             app.control.broadcast("lease_resume")
         self.sent.clear()
+        client = self.broker.client(self.setup.database)
+        in_line = lambda: client.keys("unacked.holders*") + client.keys("unacked.parked*")  # noqa: E731
+        eventually(lambda: not client.llen("celery") and not in_line(), 30, what="no key is in use")
 
 
 @pytest.fixture(scope="module")
