@@ -42,6 +42,8 @@ from harness.workers import QUIET_PEERS, WorkerFleet, WorkerOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from harness.processes import LocalProcess
+
 LEASES = 1000
 RESERVED = 10
 EXTENSION, REAPER = 3.0, 1.0
@@ -99,6 +101,10 @@ class Stage:
     kind: Kind
 
     def worker(self, prefetch: int = 1, concurrency: int = 1) -> Any:
+        (worker,) = self.workers(1, prefetch, concurrency)
+        return worker
+
+    def workers(self, count: int, prefetch: int = 1, concurrency: int = 1) -> list[Any]:
         options = WorkerOptions(
             module="benchmarks.app",
             concurrency=concurrency,
@@ -106,7 +112,7 @@ class Stage:
             extra=(*QUIET_PEERS, f"--prefetch-multiplier={prefetch}"),
             env=self.kind.env,
         )
-        return self.fleet.start(self.place.setup, options)
+        return list(self.fleet.start_many(count, self.place.setup, options))
 
     def send(self, count: int, *args: Any) -> None:
         app = self.place.app()
@@ -193,6 +199,13 @@ def requeue(servers: Servers, name: str, kind: Kind, directory: Path) -> float |
         if _in_time(lambda: stage.place.waiting() + begun.count("start") > RESERVED, 0.01):
             return time.perf_counter() - asked
         return None
+
+
+def server_of(name: str, servers: Any) -> LocalProcess:
+    """Return the server of one of the places that :func:`place_of` knows."""
+    fixture = {"sqs": "moto", "pgmq": "postgres"}.get(name, name.split(maxsplit=1)[0])
+    server: LocalProcess = servers.getfixturevalue(fixture)
+    return server
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import sys
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.app import PLAIN
@@ -77,13 +76,7 @@ class Side:
         return sum(each["calls"] for name, each in stats.items() if name != "cmdstat_publish")
 
     def _computed(self) -> float:
-        """Return the seconds that all threads have computed: by the scheduler, not by its ticks."""
-        return sum(
-            int((thread / "schedstat").read_text().split()[0]) / 1e9
-            for worker in self.workers
-            for process in worker.family()
-            for thread in Path(f"/proc/{process.pid}/task").iterdir()
-        )
+        return sum(worker.computed() for worker in self.workers)
 
 
 def one(bench: Bench) -> list[Figure]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import count as numbers
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import brokers
 from benchmarks.bench import moment
@@ -79,7 +80,7 @@ def _ratio(servers: Servers, name: str, directory: Path, pairs: int, count: int)
     note = ""
     try:
         for kind, _ in in_turn(KINDS, pairs):
-            rates[kind].append(drained(servers, name, KINDS[kind], directory, count))
+            rates[kind].append(drained(servers, name, KINDS[kind], directory, count).rate)
     except NotInstalled as exc:
         note = str(exc)
     return Figure(
@@ -94,16 +95,37 @@ def _ratio(servers: Servers, name: str, directory: Path, pairs: int, count: int)
     )
 
 
-def drained(servers: Servers, name: str, kind: Kind, directory: Path, count: int) -> float:
-    """Return how many tasks a second a new worker starts, between its first and its last ones."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """What one drain took, without its begin and its end."""
+
+    rate: float  #: tasks that the worker starts in a second
+    sent: float  #: seconds of the server's processors for sending a message
+    served: float  #: the same for its delivery and its end
+
+
+def drained(servers: Any, name: str, kind: Kind, directory: Path, count: int) -> Drain:
+    """Send messages, then let a new worker run them."""
+    server = brokers.server_of(name, servers)
     with brokers.staged(servers, name, kind, _own(directory)) as stage:
+        stage.send(1)  # makes the queue
+        began = server.computed()
         stage.send(count)
+        sent = server.computed() - began
         stage.worker(prefetch=4, concurrency=2)
-        starts = stage.fleet.ledger
-        moment(lambda: starts.count("start") >= count, within=brokers.PATIENCE, every=0.25)
-        edge = int(count * EDGE)
+        edge, starts = int(count * EDGE), stage.fleet.ledger
+        looks = []
+        for enough in (edge, count - edge):
+            moment(lambda: starts.count("start") >= enough, brokers.PATIENCE, every=0.1)  # noqa: B023
+            looks.append((server.computed(), starts.count("start")))
+        moment(lambda: starts.count("start") > count, brokers.PATIENCE, every=0.25)
         times = sorted(entry.at for entry in starts.entries("start"))[edge:-edge]
-    return (len(times) - 1) / (times[-1] - times[0])
+    (used, first), (used_then, last) = looks
+    return Drain(
+        rate=(len(times) - 1) / (times[-1] - times[0]),
+        sent=sent / count,
+        served=(used_then - used) / max(last - first, 1),
+    )
 
 
 def _own(directory: Path) -> Path:

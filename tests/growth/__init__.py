@@ -1,1 +1,1 @@
-"""What leases cost a Redis server as workers and leases grow in number: ``-m tests.growth``."""
+"""What leases, messages and idle workers cost servers: ``python -m tests.growth``."""

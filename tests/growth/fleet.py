@@ -15,30 +15,30 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kombu import Connection
-
-from celery_lease import board as beatboard, brokers
+from celery_lease import board as beatboard
 from celery_lease.board import Board
-from celery_lease.brokers.redis.delivery import Delivery
 from celery_lease.core.clock import SystemClock
-from celery_lease.core.delivery import Answer, Claim, Terms
+from celery_lease.core.delivery import Answer, Renewal
 from celery_lease.core.lease import Lease
 from celery_lease.core.policy import LeasePolicy
 from celery_lease.worker.entries import LeaseEntry
 from celery_lease.worker.keeper import Keeper
 from celery_lease.worker.registry import LeaseRegistry
+from growth import holding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from multiprocessing.connection import Connection as Pipe
 
-    from celery_lease.core.delivery import Renewal
+    from celery_lease.core.delivery import Claim
+    from harness.places import Place
 
-#: Ten times as often as by default: what takes a minute in a worker is seen in six seconds.
-POLICY = LeasePolicy(extension=300.0, interval=6.0)
-#: Bytes of one message, as a task of a few arguments has.
-PAYLOAD = "x" * 600
-AT_ONCE = 500
+#: As by default.
+POLICY = LeasePolicy(extension=300.0, interval=60.0)
+#: Extensions before all is measured, so that PostgreSQL's statement is prepared and planned.
+WARM = 12
+#: Seconds from then until it is measured.
+SETTLES = 1.0
 
 
 @dataclass(slots=True)
@@ -50,18 +50,16 @@ class Notes:
     failed: int = 0  #: not answered
     lost: int = 0  #: leases that are not held at the end
     cpu: float = 0.0  #: seconds that the passes took of the processor
-    wall: float = 0.0
     lags: list[float] = field(default_factory=list)  #: seconds after an extension was due
-    waits: list[float] = field(default_factory=list)  #: seconds for an answer
 
 
 class Watched:
     """A driver that notes what the keeper asks of it."""
 
-    def __init__(self, driver: Any, interval: float) -> None:
+    def __init__(self, driver: Any, clock: SystemClock) -> None:
         self._driver = driver
-        self._interval = interval
-        self._last: dict[str, float] = {}
+        self._clock = clock
+        self.due: dict[str, float] = {}  #: by delivery id
         self.notes = Notes()
 
     def __getattr__(self, name: str) -> Any:
@@ -69,17 +67,15 @@ class Watched:
 
     def extend(self, renewals: Sequence[Renewal], *, timeout: float) -> list[Answer]:
         """Extend, and take notes."""
-        asked_at = time.monotonic()
+        asked_at = self._clock.now()
         answers: list[Answer] = self._driver.extend(renewals, timeout=timeout)
-        notes, now = self.notes, time.monotonic()
+        notes, now = self.notes, self._clock.now()
         notes.calls += 1
         notes.renewals += len(renewals)
         notes.failed += len(answers) - answers.count(Answer.HELD)
-        notes.waits.append(now - asked_at)
         for each in renewals:
-            if each.tag in self._last:
-                notes.lags.append(now - self._last[each.tag] - self._interval)
-            self._last[each.tag] = asked_at
+            notes.lags.append(now - self.due[each.tag])
+            self.due[each.tag] = asked_at + POLICY.interval
         return answers
 
 
@@ -88,27 +84,43 @@ class Start:
     """How the processes of a fleet begin together: two barriers."""
 
     ready: Any  #: all leases are claimed
-    go: Any  #: all extensions have found their schedule
+    go: Any  #: to count, and when all have counted
 
 
-def keep(url: str, count: int, seconds: float, start: Start, pipe: Pipe) -> None:
+def keep(place: Place, count: int, seconds: float, start: Start, pipe: Pipe) -> None:
     """Hold *count* leases for some seconds, then send the notes; the body of one process."""
     logging.disable(logging.CRITICAL)  # what went wrong is in the notes
+    try:
+        pipe.send(_kept(place, count, seconds, start))
+        start.go.wait()  # what the end of a connection costs does not count
+    except BaseException:
+        start.ready.abort()
+        start.go.abort()
+        raise
+
+
+def _kept(place: Place, count: int, seconds: float, start: Start) -> Notes:
     clock = SystemClock()
-    with Connection(url) as connection:
-        driver = Watched(brokers.driver(connection.default_channel), POLICY.interval)
-        leases = LeaseRegistry(driver, Board.create(), clock, "growth", lambda *_: POLICY)
-        for held in _claimed(driver, leases, count):
-            leases._entries[held.lease.claim.tag] = held
-        keeper = Keeper(leases)
-        start.ready.wait()
-        _turn(keeper, leases, threading.Event(), until=time.monotonic() + POLICY.interval)
-        start.go.wait()
-        driver.notes = Notes()
-        cpu = _turn(keeper, leases, threading.Event(), until=time.monotonic() + seconds)
-        driver.notes.cpu, driver.notes.wall = cpu, seconds
-        driver.notes.lost = sum(not held.lease.is_held for held in leases.entries())
-        pipe.send(driver.notes)
+    driver, claims = holding.claimed(place, count, POLICY.extension)
+    watched = Watched(driver, clock)
+    leases = LeaseRegistry(watched, Board.create(), clock, "growth", lambda *_: POLICY)  # type: ignore[arg-type]
+    for claim in claims:
+        leases._entries[claim.tag] = _held(leases, claim)
+    for _ in range(WARM):
+        driver.extend([Renewal(claim.tag, POLICY.extension)], timeout=60.0)
+    keeper = Keeper(leases)
+    start.ready.wait()
+    for entry in leases.entries():
+        # Tasks do not begin all at once: neither do their extensions come due all at once.
+        due = watched.due[entry.lease.claim.tag] = clock.now() + random.uniform(0, POLICY.interval)
+        entry.lease.extended_at = due - POLICY.interval
+    _turn(keeper, leases, threading.Event(), until=time.monotonic() + SETTLES)
+    start.go.wait()
+    watched.notes = Notes()
+    cpu = _turn(keeper, leases, threading.Event(), until=time.monotonic() + seconds)
+    watched.notes.cpu = cpu
+    watched.notes.lost = sum(not held.lease.is_held for held in leases.entries())
+    return watched.notes
 
 
 def _turn(keeper: Keeper, leases: LeaseRegistry, nobody: threading.Event, *, until: float) -> float:
@@ -130,65 +142,24 @@ def _beat(leases: LeaseRegistry) -> None:
             leases.board.write_time(held.slot, beatboard.BEAT, now)
 
 
-def _claimed(driver: Any, leases: LeaseRegistry, count: int) -> Iterator[LeaseEntry]:
-    """Claim as a channel does, with the calls in pipelines."""
-    for start in range(0, count, AT_ONCE):
-        deliveries = [_delivery() for _ in range(min(AT_ONCE, count - start))]
-        asked_at, tokens = leases.clock.now(), _claim(driver, deliveries)
-        for delivery, token in zip(deliveries, tokens, strict=True):
-            yield _held(leases, delivery, int(token), asked_at)
-
-
-def _delivery() -> Delivery:
-    tag = f"{random.getrandbits(128):032x}#{random.getrandbits(48):012x}"
-    payload = f'{{"lease": "000001:000001", "body": "{PAYLOAD}"}}'
-    return Delivery(tag, "celery", payload, ', "celery", "celery"]', "celery", 1, 0)
-
-
-def _claim(driver: Any, deliveries: Sequence[Delivery]) -> list[Any]:
-    keys = [*driver.keys.claims, driver.keys.token, driver.keys.refusals]
-    terms = Terms(seconds=POLICY.extension, about={"task": "growth.work", "worker": "growth"})
-
-    def command(client: Any) -> list[Any]:
-        with client.pipeline(transaction=False) as pipe:
-            for each in deliveries:
-                text = f"[{each.payload}{each.suffix}"
-                args = [each.tag, text, terms.seconds, each.record(terms), each.arrival, ""]
-                driver.server._scripts["claim"](keys=keys, args=args, client=pipe)
-            return [token for token, *_ in pipe.execute()]
-
-    return list(driver.server.call(command))
-
-
-def _held(leases: LeaseRegistry, delivery: Delivery, token: int, asked_at: float) -> LeaseEntry:
-    claim = Claim(
-        tag=delivery.tag,
-        token=token,
-        queue=delivery.queue,
-        deliveries=1,
-        losses=0,
-        asked_at=asked_at,
-        seconds=POLICY.extension,
-    )
-    lease = Lease(claim, POLICY, task_id=delivery.tag, name="growth.work")
+def _held(leases: LeaseRegistry, claim: Claim) -> LeaseEntry:
+    lease = Lease(claim, POLICY, task_id=claim.tag, name="growth.work")
     lease.start(leases.clock.now())
-    # Tasks do not begin all at once: neither do their extensions come due all at once.
-    lease.extended_at = asked_at - random.uniform(0.0, POLICY.interval)
     slot = leases.board.lend()
     leases.board.allow(slot, lease.deadline)
     return LeaseEntry(lease, slot=slot)
 
 
 class Fleet:
-    """Some keeper processes on one database."""
+    """Some keeper processes on one queue."""
 
-    def __init__(self, url: str, workers: int, leases: int, seconds: float) -> None:
+    def __init__(self, place: Place, workers: int, leases: int, seconds: float) -> None:
         context = multiprocessing.get_context("fork")
         self._start = Start(context.Barrier(workers + 1), context.Barrier(workers + 1))
         self._pipes, self._processes = [], []
         for _ in range(workers):
             mine, its = context.Pipe(duplex=False)
-            arguments = (url, leases, seconds, self._start, its)
+            arguments = (place, leases, seconds, self._start, its)
             process = context.Process(target=keep, args=arguments, daemon=True)
             process.start()
             its.close()
@@ -201,8 +172,11 @@ class Fleet:
         self._start.go.wait(300)
 
     def notes(self) -> list[Notes]:
-        """Wait for the end and return what was measured."""
-        found = [pipe.recv() for pipe in self._pipes]
+        """Return what was measured; the processes live on."""
+        return [pipe.recv() for pipe in self._pipes]
+
+    def end(self) -> None:
+        """End the processes."""
+        self._start.go.wait(300)
         for process in self._processes:
             process.join(30)
-        return found

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import uuid
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import psutil
@@ -20,7 +21,6 @@ from harness.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
 
 class LocalProcess:
@@ -145,6 +145,20 @@ class LocalProcess:
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(MARK) == self.mark:
                     yield process
+
+    def computed(self) -> float:
+        """Return the seconds of processors that it and its children have used.
+
+        Of living ones by the scheduler, of ended ones by the system's ticks.
+        """
+        main = psutil.Process(self.pid)
+        lived = 0
+        for process in (main, *main.children(recursive=True)):
+            with contextlib.suppress(OSError, ValueError):  # it ends, or its thread
+                for thread in Path(f"/proc/{process.pid}/task").iterdir():
+                    lived += int((thread / "schedstat").read_text().split()[0])
+        times = main.cpu_times()
+        return lived / 1e9 + times.children_user + times.children_system
 
     def close(self) -> None:
         """End the process and everything that came of it, whatever state they are in."""
