@@ -50,6 +50,9 @@ ACKNOWLEDGED = frozenset({states.SUCCESS, states.RETRY, states.IGNORED, states.R
 MARGIN = 0.1
 #: The same in seconds, for short leases; at most a third of a lease.
 SHORTEST_MARGIN = 2.0
+#: The same in seconds where the broker cannot be asked: the run would wait for the keeper, which
+#: extends it soon anyway. SQS hides a message for 30 s at first, a tenth of the usual lease.
+LONGEST_MARGIN = 10.0
 
 
 class Discarded(Ignore):
@@ -144,11 +147,13 @@ def may_update(task_id: str | None) -> bool:
 
 def may_act(app: Celery, context: ToolContext, ticket: Ticket) -> bool:
     """Return whether the lease is held; the broker is asked only when it is nearly over."""
-    answer = standing(context, margin(ticket.extension))
+    needed = margin(ticket.extension)
+    needed = needed if ticket.confirms else min(needed, LONGEST_MARGIN)
+    answer = standing(context, needed)
     if answer is not Answer.UNKNOWN:
         return answer is Answer.HELD
     if not ticket.confirms:
-        return prolong(context, ticket.extension * MARGIN)
+        return prolong(context, min(needed, ticket.extension * MARGIN))
     asked_at = host_seconds()
     confirmed = confirm(app, ticket)
     if confirmed:

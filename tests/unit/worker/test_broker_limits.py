@@ -15,10 +15,14 @@ from celery_lease.core.clock import SystemClock
 from celery_lease.core.lease import Lease, State
 from celery_lease.core.loss import FLAG_BROKER_LIMIT, LossReason
 from celery_lease.core.ticket import Ticket
+from celery_lease.task import outcome
 from celery_lease.task.current import leased_context, prolong
 from unit.fake_broker import POLICY, Bench
+from unit.leased_runs import Delivery, leased
 
 if TYPE_CHECKING:
+    from celery import Celery
+
     from celery_lease.worker.entries import LeaseEntry
 
 
@@ -76,6 +80,24 @@ def test_a_dropped_message_is_gone_where_no_dead_letter_queue_is(bench: Bench) -
     bench.receive()
     bench.leases.drop("a")
     assert bench.driver.count("complete") == 1
+
+
+def test_a_run_that_ends_within_its_first_lease_does_not_wait(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQS hides it for 20 s, and the lease will be 300 s: that is enough to store an outcome.
+
+    Seen to fail with a tenth of the lease: each short task waited for the keeper's next pass.
+    """
+    delivery = Delivery(monkeypatch, confirms=False, extension=300.0)
+    delivery.board.allow(delivery.slot, SystemClock().now() + 20.0)
+    monkeypatch.setattr(outcome, "prolong", None)
+
+    @leased(app)
+    def f() -> str:
+        return "done"
+
+    assert delivery.trace(f).retval == "done"
 
 
 @pytest.mark.parametrize("kept", [True, False])
