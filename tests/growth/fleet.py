@@ -113,7 +113,7 @@ def _kept(place: Place, count: int, seconds: float, start: Start) -> Notes:
     for entry in leases.entries():
         # Tasks do not begin all at once: neither do their extensions come due all at once.
         due = watched.due[entry.lease.claim.tag] = clock.now() + random.uniform(0, POLICY.interval)
-        entry.lease.extended_at = due - POLICY.interval
+        entry.lease.next_at = due
     _turn(keeper, leases, threading.Event(), until=time.monotonic() + SETTLES)
     start.go.wait()
     watched.notes = Notes()

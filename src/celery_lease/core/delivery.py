@@ -48,6 +48,8 @@ class Claim:
     asked_at: float  #: clock reading before the call that made the claim
     seconds: float  #: granted for this long, counted from no earlier than ``asked_at``
     provisional: bool = False  #: the broker's own expiry is different yet: extend it soon
+    #: Seconds for which that expiry is enough for a message that waits.
+    enough_for: float = 0.0
     limit: float = math.inf  #: seconds after ``asked_at`` beyond which no extension is possible
     delivery_limit: int | None = None  #: the broker dead-letters it by itself after this many
     turned_away: KeyAnswer | None = None  #: its task is to be revoked, not run

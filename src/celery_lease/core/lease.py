@@ -14,7 +14,6 @@ before the call that sets it; a lease that ended keeps its end.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -67,10 +66,10 @@ class Lease:
         "beat",
         "claim",
         "deadline",
-        "extended_at",
         "extended_to",
         "lost",
         "name",
+        "next_at",
         "on_change",
         "policy",
         "quiet_until",
@@ -99,7 +98,8 @@ class Lease:
         self.started_at: float | None = None
         self.beat = claim.asked_at
         self.quiet_until = 0.0
-        self.extended_at = -math.inf if claim.provisional else claim.asked_at
+        #: No extension is due before; the least interval after the last one.
+        self.next_at = claim.asked_at + (claim.enough_for if claim.provisional else policy.interval)
         self.deadline = claim.asked_at + claim.seconds
         #: The broker's last known expiry, or None while a call may have moved it.
         self.extended_to: float | None = None if claim.provisional else self.deadline
@@ -116,6 +116,8 @@ class Lease:
         if self.state is State.RESERVED:
             self.state = State.RUNNING
             self.started_at = at
+            if self.extended_to is None:  # a task gets the whole lease at once
+                self.next_at = min(self.next_at, at)
             self.see(at)
             self.on_change(self)
 
@@ -139,7 +141,7 @@ class Lease:
 
     def is_due(self, now: float) -> bool:
         """Whether there is a new expiry to send, and the least interval has passed."""
-        if now - self.extended_at < self.policy.interval or not self.is_held:
+        if now < self.next_at or not self.is_held:
             return False
         expiry = self.expiry()
         return expiry > now and expiry != self.extended_to
@@ -164,7 +166,7 @@ class Lease:
         if not self.is_held:
             return
         if answer is Answer.HELD:
-            self.extended_at = extension.asked_at
+            self.next_at = extension.asked_at + self.policy.interval
             self.extended_to = self.deadline = extension.expiry
         elif answer is Answer.LOST:
             self.lose(LossReason.SUPERSEDED)

@@ -349,7 +349,7 @@ def _put_off(entry: LeaseEntry) -> None:
     """
     lease, policy = entry.lease, entry.lease.policy
     if policy.interval + LONGEST_WAIT <= policy.extension / 2:
-        entry.waits_until = min(lease.extended_at + policy.interval, lease.deadline)
+        entry.waits_until = min(lease.next_at, lease.deadline)
 
 
 def _by_urgency(pass_: _Pass) -> list[list[LeaseEntry]]:

@@ -135,6 +135,30 @@ def test_a_claimed_lease_expires_when_the_claim_was_asked_for_plus_its_seconds()
     assert due(lease, START + 50) is None
 
 
+@pytest.mark.parametrize("enough_for", [0.0, 5.0])
+@pytest.mark.parametrize("starts", [False, True])
+def test_a_provisional_lease_is_due_at_once_or_when_its_expiry_is_enough_no_longer(
+    enough_for: float, starts: bool
+) -> None:
+    """Breaks when a message that waits a moment costs a call, or a task gets less than its lease.
+
+    Seen to fail without the line in ``Lease.start``: nothing was due of a task that had started.
+    """
+    claim = replace(lease_of().claim, seconds=20.0, provisional=True, enough_for=enough_for)
+    policy = LeasePolicy(extension=EXTENSION, interval=INTERVAL)
+    lease = Lease(claim, policy, task_id="id", name="task")
+    if starts:
+        lease.start(START)
+    assert lease.deadline == START + 20
+    assert lease.is_due(START) is (starts or not enough_for)
+    assert lease.is_due(START + enough_for)
+    extended(lease, START + enough_for, Answer.UNKNOWN)
+    extended(lease, START + enough_for + 0.5)
+    lease.see(START + enough_for + INTERVAL)
+    assert not lease.is_due(START + enough_for + INTERVAL)
+    assert lease.is_due(START + enough_for + 0.5 + INTERVAL)
+
+
 def test_an_expiry_is_exactly_the_last_beat_plus_the_extension() -> None:
     """Breaks when an extension is counted from when it is sent rather than from the beat (I2).
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_lease import board as beatboard
+from celery_lease.board.spans import Span
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.lease import Lease, State
 from celery_lease.core.loss import FLAG_BROKER_LIMIT, LossReason
@@ -45,6 +46,24 @@ def test_a_first_expiry_that_is_the_queues_is_replaced_at_the_next_pass(bench: B
     receive(bench, provisional=True)
     assert bench.passed(0.5).extended == 1
     assert bench.driver.sent("extend")[0].seconds == POLICY.extension - 0.5
+
+
+def test_a_message_that_waits_is_left_to_its_queue_for_a_moment(bench: Bench) -> None:
+    """It is extended while there is enough time, although the keeper looked at it before."""
+    receive(bench, provisional=True, enough_for=1.2)
+    assert [bench.passed(0.5).extended for _ in range(4)] == [0, 0, 1, 0]
+
+
+def test_a_task_that_starts_gets_the_whole_lease_at_the_next_pass(bench: Bench) -> None:
+    """Until then its deadline is the queue's. Its start counts as a beat."""
+    held = receive(bench, provisional=True, enough_for=5.0, seconds=6.0)
+    assert bench.passed(0.5).extended == 0
+    assert bench.leases.start("a")
+    assert bench.gate(held) == 1006.0
+    bench.write(held, beatboard.STARTED)
+    bench.enter(held, Span.BODY)
+    assert bench.passed(0.5).extended == 1
+    assert bench.gate(held) == held.lease.deadline == 1000.5 + POLICY.extension
 
 
 def test_a_first_expiry_of_the_leases_own_needs_no_call(bench: Bench) -> None:

@@ -41,6 +41,9 @@ ANSWER_TIMEOUT = 5.0
 LONGEST = 43_200
 #: Seconds before that at which a lease ends, so that its task learns of it and clocks may differ.
 MARGIN = 60
+#: The most seconds for which a message that waits is left to its queue's visibility timeout, and
+#: the seconds that are kept for calls which are late: a third of the rest may pass.
+LEFT_ALONE, SPARE = 5.0, 10.0
 #: Seconds between two looks at the queues' attributes.
 QUEUES_INTERVAL = 300.0
 
@@ -127,6 +130,7 @@ class SqsDriver(VirtualDriver):
             asked_at=now,
             seconds=min(terms.seconds, good_until - now),
             provisional=True,
+            enough_for=_enough_for(good_until - now, terms.seconds),
             limit=received.asked_at + LONGEST - MARGIN - now,
             delivery_limit=queue.most_receives,
         )
@@ -237,3 +241,11 @@ class SqsDriver(VirtualDriver):
         if front is None:
             return Entry(receipt)
         return Entry(receipt, 0 if front else receipt.backoff)
+
+
+def _enough_for(hidden: float, lease: float) -> float:
+    """Return for how long a message may wait before its first extension.
+
+    One that is *hidden* for longer than its *lease* has to be extended at once: its worker may die.
+    """
+    return 0.0 if hidden > lease else max(0.0, min(LEFT_ALONE, (hidden - SPARE) / 3))

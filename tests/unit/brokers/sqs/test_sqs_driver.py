@@ -226,6 +226,27 @@ def test_a_first_lease_is_no_longer_than_the_queue_hides_the_message(bench: SqsB
     assert claim.provisional
 
 
+@pytest.mark.parametrize(
+    ("hidden", "ago", "seconds", "enough_for"),
+    [
+        (8, 0.0, 300.0, 0.0),  # calls may be late
+        (22, 0.0, 300.0, 4.0),
+        (30, 8.0, 300.0, 4.0),  # the poll waited
+        (300, 0.0, 300.0, 5.0),
+        (301, 0.0, 300.0, 0.0),  # a killed worker's message would come back late
+    ],
+)
+def test_a_message_that_the_queue_hides_for_long_enough_may_wait_a_moment(
+    bench: SqsBench, hidden: int, ago: float, seconds: float, enough_for: float
+) -> None:
+    """Most messages are done by then, and need no extension."""
+    bench.api.attributes["VisibilityTimeout"] = str(hidden)
+    bench.driver.queues.refresh()
+    claim = bench.receive(seconds=seconds, ago=ago)
+    assert claim is not None
+    assert claim.enough_for == enough_for
+
+
 def test_a_message_that_may_be_visible_again_is_not_taken(bench: SqsBench) -> None:
     """It came so late that somebody else may have it."""
     assert bench.receive(ago=600.0) is None
