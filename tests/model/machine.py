@@ -21,6 +21,8 @@ from model.lease_model import ARRIVAL, LISTS, PARKED_FOR, START, LeaseModel, Tex
 from model.stage import TASK, VISIBILITY_TIMEOUT, WORKERS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from celery_lease.brokers.redis.delivery import Delivery
     from celery_lease.brokers.redis.driver import RedisDriver
     from model.stage import Stage
@@ -340,15 +342,18 @@ class LeaseMachine(RuleBasedStateMachine):
         self.agree_on_tags("begin", self.driver(worker).begin(tags), expected, stale)
 
     @precondition(lambda self: self.may_hold())
-    @rule(worker=workers, which=recent)
-    def take_key(self, worker: int, which: int) -> None:
+    @rule(worker=workers, which=recent, over=batches)
+    def take_key(self, worker: int, which: int, over: Sequence[int] = ()) -> None:
+        """Also as a worker does that completes what is over in the same call."""
         (tag,) = self.pick([which])
-        self.take(worker, tag)
+        self.take(worker, tag, [each for each in self.pick([*over]) if each != tag])
 
-    def take(self, worker: int, tag: str) -> None:
-        stale = self.model.is_stale(tag)
-        answer = self.driver(worker).take_key(tag)
+    def take(self, worker: int, tag: str, over: Sequence[str] = ()) -> None:
+        stale, *stale_over = self.stale([tag, *over])
+        answer, gone = self.driver(worker).take_key_and_complete(tag, over)
         agree("take", (str(answer.verdict), answer.by), self.model.take(tag))
+        expected = [self.model.complete(each) for each in over]
+        self.agree_on_tags("complete with it", gone, expected, stale_over)
         if stale:
             agree("INV-7: take under a stale nonce", answer.verdict, Verdict.LOST)
         if answer.verdict is Verdict.HELD:

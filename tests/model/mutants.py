@@ -28,31 +28,35 @@ class Mutant:
         return text.replace(self.old, self.new)
 
 
-#: Faults of both scripts that acknowledge: name, old words, new words.
+#: Faults of both scripts that acknowledge, by the words that take a message away.
 ACKS = [
-    (
-        "an ack is not asked about",
-        "answers[i] = redis.call('ZREM', KEYS[1], tag)",
-        "redis.call('ZREM', KEYS[1], tag) answers[i] = 1",
-    ),
-    ("an ack leaves the text", "    redis.call('HDEL', KEYS[2], tag)", ""),
-    (
-        "an ack leaves the index",
-        "redis.call('ZREM', KEYS[1], tag)",
-        "redis.call('ZSCORE', KEYS[1], tag) and 1 or 0",
-    ),
-    ("an ack leaves the lease", "redis.pcall('ZREM', KEYS[3], tag)", ""),
-    (
-        "an ack takes the next holder's",
-        "for i, tag in ipairs(ARGV) do",
-        (
-            "for i, tag in ipairs(ARGV) do\n"
-            "  for _, each in ipairs(redis.call('HKEYS', KEYS[2])) do\n"
-            "    tag = string.sub(each, 1, -13) == string.sub(tag, 1, -13) and each or tag\n"
-            "  end"
-        ),
-    ),
+    ("acknowledge", "answers[i] = redis.call('ZREM', KEYS[1], tag)"),
+    ("complete", "local answer = redis.call('ZREM', KEYS[1], tag)"),
 ]
+
+
+def _acks(script: str, asks: str) -> list[Mutant]:
+    asked, _, call = asks.partition(" = ")
+    return [
+        Mutant("an ack is not asked about", script, asks, f"{call} {asked} = 1"),
+        Mutant("an ack leaves the text", script, "    redis.call('HDEL', KEYS[2], tag)"),
+        Mutant(
+            "an ack leaves the index", script, call, "redis.call('ZSCORE', KEYS[1], tag) and 1 or 0"
+        ),
+        Mutant("an ack leaves the lease", script, "redis.pcall('ZREM', KEYS[3], tag)"),
+        Mutant(
+            "an ack takes the next holder's",
+            script,
+            "for i, tag in ipairs(ARGV) do",
+            (
+                "for i, tag in ipairs(ARGV) do\n"
+                "  for _, each in ipairs(redis.call('HKEYS', KEYS[2])) do\n"
+                "    tag = string.sub(each, 1, -13) == string.sub(tag, 1, -13) and each or tag\n"
+                "  end"
+            ),
+        ),
+    ]
+
 
 MUTANTS = [
     # ---------------------------------------------------------- watching, arrive.lua, record.lua
@@ -160,11 +164,7 @@ MUTANTS = [
     ),
     Mutant("all get the first one's seconds", "extend", "now + seconds[i]", "now + seconds[1]"),
     # --------------------------------------------------------------- acknowledge.lua, complete.lua
-    *(
-        Mutant(name, script, old, new)
-        for script in ("acknowledge", "complete")
-        for name, old, new in ACKS
-    ),
+    *(mutant for each in ACKS for mutant in _acks(*each)),
     # ------------------------------------------------------------------------------ requeue.lua
     Mutant(
         "what is handed back stays held",
@@ -316,8 +316,11 @@ MUTANTS = [
         "what is over may start", "take", " or not expiry or tonumber(expiry) <= now then", " then"
     ),
     Mutant(
-        "a parked one is claimed, too", "take", "if verdict == 'parked' then\n  settle(tag)\nend"
+        "a parked one is claimed, too",
+        "take",
+        "  if verdict == 'parked' then\n    settle(tag)\n  end",
     ),
+    Mutant("what is over stays", "take", "complete(ARGV[i])", "1"),
     Mutant("a start is not noted", "take", "(record, WAITS, 1, true)", "(record, '?', 1, true)"),
     Mutant(
         "the younger gives way",

@@ -14,6 +14,7 @@ from celery_lease import board as beatboard
 from celery_lease.board import Board, spans
 from celery_lease.board.spans import Span
 from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal
+from celery_lease.core.keys import Exclusive, KeyAnswer, Verdict
 from celery_lease.core.policy import LeasePolicy
 from celery_lease.worker.keeper import Keeper, Report
 from celery_lease.worker.reaper import ReaperStats
@@ -36,6 +37,7 @@ class FakeMessage:
         self.headers = {"task": task, "id": task_id, "lease": lease}
         self.lease: Any = None
         self.lease_policy: LeasePolicy | None = None
+        self.lease_exclusive: Exclusive | None = None
 
 
 @dataclass
@@ -74,6 +76,13 @@ class FakeDriver:
     def begin(self, tags: Sequence[str]) -> list[Answer]:
         self.begun.append(list(tags))
         return [Answer.UNKNOWN if self.silent else Answer.HELD for _ in tags]
+
+    def take_key_and_complete(
+        self, tag: str, done: Sequence[str]
+    ) -> tuple[KeyAnswer, list[Answer]]:
+        self.calls.append(Call("take", [tag]))
+        verdict = Verdict.UNKNOWN if self.silent else Verdict.HELD
+        return KeyAnswer(verdict), self.complete(done) if done else []
 
     def complete(self, tags: Sequence[str]) -> list[Answer]:
         self.calls.append(Call("complete", list(tags)))
@@ -144,9 +153,11 @@ class Bench:
         policy: LeasePolicy | None = None,
         task: str = "t",
         deliveries: int = 1,
+        exclusive: Exclusive | None = None,
     ) -> LeaseEntry:
         """Claim a message, as a channel does."""
         message = FakeMessage(f"id-{tag}", task)
+        message.lease_exclusive = exclusive
         message.lease_policy = policy or self.policy
         seconds = message.lease_policy.extension
         claim = Claim(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery_lease.core.delivery import Answer, Capabilities, Holder, Reaped, Renewal
 from celery_lease.core.errors import UnsupportedOperation
+from celery_lease.core.keys import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -193,6 +194,18 @@ class Driver(ABC):
         """
         del tag
         raise self._unsupported("take_key")
+
+    def take_key_and_complete(
+        self, tag: str, done: Sequence[str]
+    ) -> tuple[KeyAnswer, list[Answer]]:
+        """Take a key as :meth:`take_key`, then complete messages. Never raises.
+
+        For a driver that can do both in one round trip. No more is asked after no answer.
+        """
+        answer = self.take_key(tag)
+        if answer.verdict is Verdict.UNKNOWN:
+            return answer, [Answer.UNKNOWN] * len(done)
+        return answer, self.complete(done) if done else []
 
     def keys_in_use(self) -> Iterable[KeyUse]:
         """Return the keys that are held or waited for; where the driver has keys.

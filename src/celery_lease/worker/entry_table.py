@@ -48,6 +48,7 @@ class EntryTable:
         #: main thread ends it when it has put a lease here, and wakes them.
         self.resting = False
         self._entries: dict[str, LeaseEntry] = {}
+        self._lent: dict[str, LeaseEntry] = {}  # those with a slot
         fork_safety.guard(self.lock)
 
     def entries(self) -> Iterable[LeaseEntry]:
@@ -106,6 +107,7 @@ class EntryTable:
     def _take(self, tag: str, state: State, ending: Ending) -> LeaseEntry | None:
         with self.lock:
             entry = self._entries.pop(tag, None)
+            self._lent.pop(tag, None)
             if entry is None:
                 return None
             entry.ending = ending = ending.of(entry.lease)

@@ -23,8 +23,11 @@ def turned_away(lease: LeaseHandle | None) -> KeyAnswer | None:
     return None if entry is None else entry.lease.claim.turned_away
 
 
-def take(request: Any, lease: LeaseHandle) -> None:
+def take(request: Any, lease: LeaseHandle, *, settles: bool = True) -> None:
     """Take the key of a task that is about to start, if it needs one.
+
+    A process is free for it because another task is over: with *settles* that one's message is
+    completed in the same call to the broker, and not by a second one when the pool reports its end.
 
     Raises:
         TaskRevokedError: The task must not start now; Celery's word for that.
@@ -33,7 +36,7 @@ def take(request: Any, lease: LeaseHandle) -> None:
         return
     if request.revoked():
         raise TaskRevokedError(request.id)
-    answer = lease.leases.take_key(lease.tag)
+    answer = lease.leases.take_key(lease.tag, settles=settles)
     if answer.verdict is Verdict.HELD:
         return
     if answer.verdict.revokes:
@@ -54,7 +57,7 @@ def take_inside(request: Any, lease: LeaseHandle) -> None:
         BaseException: It ends the thread's or greenlet's work without a word: nothing is to run.
     """
     try:
-        take(request, lease)
+        take(request, lease, settles=False)
     except TaskRevokedError as exc:
         raise pools.end_of_work() from exc
 

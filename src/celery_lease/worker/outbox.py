@@ -77,7 +77,13 @@ class Outbox:
 
     def _send(self, how: Callable[[list[Any]], list[Answer]], what: list[Any]) -> bool:
         """Call the broker; keep the items without an answer, and return False if there are some."""
-        answers = list(zip(what, how(what), strict=True))
+        return self.answered(how, what, how(what))
+
+    def answered(
+        self, how: Callable[[list[Any]], list[Answer]], what: list[Any], said: list[Answer]
+    ) -> bool:
+        """Keep for *how* those of *what* that the broker did not answer; False: there are some."""
+        answers = list(zip(what, said, strict=True))
         again = [each for each, answer in answers if answer is Answer.UNKNOWN]
         if again:
             self._left.append((how, again))

@@ -317,13 +317,19 @@ class LeaseRegistry(EntryTable):
             poison.refuse(entry.lease, self.dead_letter_queue_of)
             if entry.slot is None:
                 entry.slot = self.board.lend()
+                self._lent[tag] = entry
                 self.board.allow(entry.slot, entry.lease.deadline)
             return ticket(self, entry.lease, entry.slot)
 
-    def take_key(self, tag: str) -> KeyAnswer:
+    def take_key(self, tag: str, *, settles: bool = False) -> KeyAnswer:
         """Take the exclusive key of a task that is about to start, if it needs one.
 
         A lease that is parked has left this worker by then.
+
+        Args:
+            tag: The lease's tag.
+            settles: In the same call, complete the messages of tasks that are over by what their
+                processes wrote, as the pool is about to report.
         """
         with self.lock:
             entry = self._entries.get(tag)
@@ -331,7 +337,12 @@ class LeaseRegistry(EntryTable):
                 return KeyAnswer(Verdict.HELD)
             turned_away = entry.lease.claim.turned_away
             entry.takes_key = turned_away is None
-        answer = turned_away or self.driver.take_key(tag)
+            done = self._take_done() if settles and turned_away is None else []
+        answer = turned_away
+        if answer is None:
+            self.driver.ended(done)
+            answer, said = self.driver.take_key_and_complete(tag, done)
+            self.outbox.answered(self.driver.complete, done, said)
         with self.lock:
             entry.takes_key = False
             if answer.verdict is Verdict.HELD:
@@ -344,6 +355,17 @@ class LeaseRegistry(EntryTable):
         if answer.verdict is Verdict.PARKED:
             log_messages.parked(*entry.task, entry.exclusive.key, answer.by)
         return answer
+
+    def _take_done(self) -> list[str]:
+        """Remove the leases whose messages are to be completed; none if the broker was silent."""
+        lent = () if self.outbox.left else tuple(self._lent.items())  # a signal may end some
+        done = []
+        for tag, entry in lent:
+            if entry.outcome(self.board) is Outcome.DONE and self._take(
+                tag, State.COMPLETED, Ending.COMPLETED
+            ):
+                done.append(tag)
+        return done
 
     def requested(self, tag: str, request: Request) -> None:
         """Store Celery's request for a message; the publication of progress needs it."""

@@ -10,7 +10,9 @@ from kombu import Connection, Consumer, Queue
 
 from celery_lease import brokers
 from celery_lease.brokers.memory.driver import MemoryDriver
+from celery_lease.core.delivery import Answer
 from celery_lease.core.errors import ReceiptHandleExpiredError, UnsupportedBroker
+from celery_lease.core.keys import KeyAnswer, Verdict
 from celery_lease.standalone.consumer import LeaseConsumer
 from harness.memory import empty_memory
 from unit.fakes import FakeClock
@@ -115,6 +117,17 @@ def test_a_driver_without_a_part_in_it_turns_and_ends_in_peace(reader: Reader) -
     driver.tend(channel)
     driver.catch_up(channel)
     driver.end_receiving(channel)
+
+
+def test_a_driver_that_cannot_take_a_key_and_complete_at_once_asks_twice(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But nothing more once the broker is silent."""
+    driver = MemoryDriver(clock)
+    lost, unknown = KeyAnswer(Verdict.LOST), KeyAnswer(Verdict.UNKNOWN)
+    assert driver.take_key_and_complete("a", ["b"]) == (lost, [Answer.LOST])
+    monkeypatch.setattr(driver, "take_key", lambda _: unknown)
+    assert driver.take_key_and_complete("a", ["b"]) == (unknown, [Answer.UNKNOWN])
 
 
 def test_a_transport_without_a_driver_is_refused_by_name() -> None:

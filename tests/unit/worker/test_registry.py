@@ -11,10 +11,12 @@ import pytest
 
 from celery_lease import board as beatboard
 from celery_lease.board import Board, BoardFull
+from celery_lease.core.keys import Exclusive, Verdict
 from celery_lease.core.lease import State
 from celery_lease.core.loss import FLAG_LOST, FLAG_RELEASED, FLAG_SUPERSEDED
 from celery_lease.worker import beginnings, fork_safety
 from celery_lease.worker.backoff import FIRST
+from celery_lease.worker.entries import Ending
 from unit.fake_broker import POLICY, Bench, FakeMessage
 from unit.fakes import PATIENCE
 
@@ -105,6 +107,51 @@ def test_completing_tells_the_broker_once(bench: Bench) -> None:
     bench.leases.complete("a")
     bench.leases.complete("a")
     assert bench.driver.sent("complete") == ["a"]
+
+
+def test_a_key_is_taken_in_the_call_that_completes_what_is_over(bench: Bench) -> None:
+    """Not what still runs, nor in a pool of threads; the pool's report then has nothing to say."""
+    ends(bench, "over", "over, too")
+    bench.run("runs")
+    for tag in ("b", "c"):
+        bench.receive(tag, exclusive=Exclusive(key="k"))
+        assert bench.leases.start(tag)
+    assert bench.leases.take_key("b").verdict is Verdict.HELD
+    assert not bench.driver.count("complete")
+    assert bench.leases.take_key("c", settles=True).verdict is Verdict.HELD
+    bench.leases.complete("over")
+    assert [call.what for call in bench.driver.calls[1:]] == [["c"], ["over", "over, too"]]
+    assert bench.driver.ends == ["over", "over, too"]
+    assert [tag for tag in ("over", "over, too", "runs", "b", "c") if bench.leases.knows(tag)] == [
+        "runs",
+        "b",
+        "c",
+    ]
+    assert bench.leases.endings[Ending.COMPLETED] == 2
+
+
+def test_what_was_not_completed_with_a_key_is_completed_later(bench: Bench) -> None:
+    """And while the broker is silent, a key is asked for alone."""
+    ends(bench, "over")
+    bench.receive("b", exclusive=Exclusive(key="k"))
+    bench.driver.silent = True
+    assert bench.leases.take_key("b", settles=True).verdict is Verdict.UNKNOWN
+    ends(bench, "later")
+    assert bench.leases.take_key("b", settles=True).verdict is Verdict.UNKNOWN
+    assert bench.leases.knows("later")
+    bench.driver.silent = False
+    assert bench.leases.outbox.again() == 0
+    assert bench.driver.sent("complete") == ["over", "over"]
+    assert bench.leases.take_key("b", settles=True).verdict is Verdict.HELD
+    assert not bench.leases.knows("later")
+
+
+def ends(bench: Bench, *tags: str) -> None:
+    """Let the processes of tasks write that these are over."""
+    for tag in tags:
+        held = bench.run(tag)
+        assert held.slot
+        bench.board.write_outcome(held.slot, beatboard.Outcome.DONE)
 
 
 @pytest.mark.parametrize("end", ["complete", "requeue"])

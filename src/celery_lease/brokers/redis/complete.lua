@@ -5,10 +5,6 @@
 -- Returns: for each tag 1 (gone for good) or 0 (lost; nothing changed).
 local answers = {}
 for i, tag in ipairs(ARGV) do
-  answers[i] = redis.call('ZREM', KEYS[1], tag)
-  if answers[i] == 1 then
-    redis.call('HDEL', KEYS[2], tag)
-  end
-  forget(tag)
+  answers[i] = complete(tag)
 end
 return answers

@@ -151,12 +151,19 @@ class RedisDriver(VirtualDriver):
         return None if reply is None else delivery.claimed(reply, terms, asked_at)
 
     def take_key(self, tag: str) -> KeyAnswer:
+        return self.take_key_and_complete(tag, ())[0]
+
+    def take_key_and_complete(
+        self, tag: str, done: Sequence[str]
+    ) -> tuple[KeyAnswer, list[Answer]]:
+        keys = [*self.keys.claims, self.keys.token]
         try:
-            verdict, by = self.server.run("take", [*self.keys.claims, self.keys.token], [tag])
+            verdict, by, *gone = self.server.run("take", keys, [tag, *done])
         except Exception as exc:  # noqa: BLE001  (no answer, in as many ways as there are faults)
             logger.warning("exclusive key of a task not taken: %s", exc)
-            return KeyAnswer(Verdict.UNKNOWN)
-        return KeyAnswer(Verdict(bytes_to_str(verdict)), bytes_to_str(by))
+            return KeyAnswer(Verdict.UNKNOWN), [Answer.UNKNOWN] * len(done)
+        answer = KeyAnswer(Verdict(bytes_to_str(verdict)), bytes_to_str(by))
+        return answer, [Answer.HELD if each else Answer.LOST for each in gone]
 
     keys_in_use = exclusive_keys.in_use
     key_in_use = exclusive_keys.use_of

@@ -136,6 +136,16 @@ release = function(tag, record)
   end
 end
 
+-- Acknowledge a message. Returns 1 (gone for good) or 0 (lost; nothing changed).
+local function complete(tag)
+  local answer = redis.call('ZREM', KEYS[1], tag)
+  if answer == 1 then
+    redis.call('HDEL', KEYS[2], tag)
+  end
+  forget(tag)
+  return answer
+end
+
 -- Returns the id of a task that holds a key, as far as that is known.
 local function holder_of(key)
   local tag = redis.pcall('ZRANGE', named('holders', key), 0, 0)[1]
