@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 _STATEMENT_TIMEOUT = sql.SQL(
     "SELECT setting::int FROM pg_settings WHERE name = 'statement_timeout'"
 )
+#: The most leases that a statement extends: all of them are unknown if it takes too long.
+BATCH = 1000
 #: What ends leases.
 _ENDINGS = frozenset({Act.COMPLETE, Act.RELEASE, Act.HAND_BACK})
 
@@ -183,8 +185,16 @@ class PgmqDriver(Keyed):
     def extend(
         self, renewals: Sequence[Renewal], *, timeout: float = ANSWER_TIMEOUT
     ) -> list[Answer]:
+        """Move expiries: a statement for each 1,000 leases, none after one without an answer."""
         asks = [_Ask(Delivery.parse(each.tag), each.seconds, each.late) for each in renewals]
-        return self._ask(Act.EXTEND, asks, timeout)
+        answers: list[Answer] = []
+        ends = self._clock.now() + timeout
+        while len(answers) < len(asks):
+            batch = asks[len(answers) : len(answers) + BATCH]
+            answers += self._ask(Act.EXTEND, batch, ends - self._clock.now())
+            if set(answers[-len(batch) :]) == {Answer.UNKNOWN}:
+                break
+        return answers + [Answer.UNKNOWN] * (len(asks) - len(answers))
 
     def begin(self, tags: Sequence[str]) -> list[Answer]:
         return self._ask(Act.BEGIN, _asks(tags), ANSWER_TIMEOUT)

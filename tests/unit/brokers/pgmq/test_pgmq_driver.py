@@ -11,7 +11,7 @@ from psycopg import sql
 
 from celery_lease.brokers.pgmq import connections
 from celery_lease.brokers.pgmq.connections import CONNECTIONS, Connections, NoAnswer
-from celery_lease.brokers.pgmq.driver import PgmqDriver
+from celery_lease.brokers.pgmq.driver import BATCH, PgmqDriver
 from celery_lease.brokers.pgmq.fence import Delivery, ReceivedMessage
 from celery_lease.core.delivery import Answer, Renewal, Terms
 from unit.fakes import FakeClock
@@ -90,6 +90,23 @@ def test_each_row_answers_for_its_delivery(driver: PgmqDriver, database: Databas
     answers = driver.complete([one.tag for one in each])
     assert answers == [Answer.HELD, Answer.HELD, Answer.UNKNOWN, Answer.LOST]
     assert len(database.asked) == 1
+
+
+def test_many_leases_are_extended_by_several_statements(
+    driver: PgmqDriver, database: Database
+) -> None:
+    """One for all takes longer than its time on a busy server, and then nothing is known."""
+    renewals = [Renewal(delivery(number).tag, 60.0) for number in range(BATCH * 2 + 1)]
+
+    def held(parameters: list[Any]) -> list[tuple[Any, ...]]:
+        return [(0, number, 1, True) for number in parameters[0]]
+
+    database.says = held
+    assert driver.extend(renewals, timeout=5.0) == [Answer.HELD] * len(renewals)
+    assert [len(parameters[0]) for parameters in database.asked] == [BATCH, BATCH, 1]
+    database.fail(OSError("no route"))
+    assert driver.extend(renewals, timeout=5.0) == [Answer.UNKNOWN] * len(renewals)
+    assert len(database.asked) == 4
 
 
 @pytest.mark.parametrize(
