@@ -155,3 +155,23 @@ def test_a_server_that_is_impatient_with_statements_and_locks_is_lived_with(
     eventually(lambda: database.counts() == (0, 0), 30, what="both are deleted")
     assert "canceling statement due to statement timeout" not in worker.log
     assert worker.returncode is None
+
+
+def test_a_worker_lives_through_a_time_in_which_its_server_only_reads(
+    postgres: PostgresServer, fleet: WorkerFleet, ledger: Ledger
+) -> None:
+    """Between a fail-over and its end, say. Kombu does not take that for a lost connection."""
+    database = postgres.fresh_database()
+    setup = database.setup()
+    worker = fleet.start(setup, options())
+    read_only = f"ALTER DATABASE {database.name} SET default_transaction_read_only = "
+    postgres.execute(read_only + "on")
+    database.cut()
+    worker.wait_log("in a read-only transaction")
+    worker.wait_log("Connection to broker lost", 30)
+    postgres.execute(read_only + "off")
+    database.cut()
+    task = setup.app().send_task("any.work", (0.1,))
+    ledger.wait("end", task.id, within=60)
+    eventually(lambda: database.counts() == (0, 0), 30, what="it is deleted")
+    assert worker.returncode is None

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from kombu import exceptions
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -36,6 +38,7 @@ def reconnect_after(consumer: Any, will_pass: Callable[[Exception], bool]) -> No
             if parent.restart_count == 0 and parent.task_consumer is None:
                 # Celery takes it for reached, and so for no longer part of the start.
                 parent.first_connection_attempt = True
-            raise ConnectionError(f"refused for now: {exc}") from exc
+            # Every transport of kombu has it among its ``connection_errors``.
+            raise exceptions.ConnectionError(f"refused for now: {exc}") from exc
 
     blueprint.start = start_again

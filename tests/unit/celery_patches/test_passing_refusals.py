@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from celery.exceptions import WorkerShutdown
 from celery.worker.consumer import Consumer
-from kombu.transport import redis as kombu_redis
+from kombu.exceptions import ConnectionError  # noqa: A004
+from kombu.transport import get_transport_cls
 
 from celery_lease.celery_patches import passing_refusals
+from harness.places import PGMQ
 
 pytestmark = pytest.mark.compat
 
@@ -40,7 +42,13 @@ def test_what_passes_is_a_lost_connection_for_the_consumer(
     passing_refusals.reconnect_after(consumer, lambda _: passes)
     with pytest.raises(error, match="refused"):
         consumer.blueprint.start(consumer)
-    assert issubclass(ConnectionError, kombu_redis.Transport.connection_errors)
+
+
+@pytest.mark.parametrize("name", ["redis", "sqs", "pyamqp", *PGMQ])
+def test_every_transport_takes_it_for_a_lost_connection(name: str) -> None:
+    """The builtin ``ConnectionError`` was none to kombu's pgmq."""
+    pytest.importorskip({"sqs": "boto3", "pgmq": "pgmq"}.get(name, "kombu"))
+    assert issubclass(ConnectionError, get_transport_cls(name).connection_errors)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +82,7 @@ def test_at_the_start_celery_does_as_it_does_without_a_broker(retry: bool) -> No
             conf=Conf(broker_connection_retry_on_startup=retry, broker_connection_retry=not retry)
         ),
         blueprint=SimpleNamespace(start=start, state=1, restart=lambda _: None),
-        connection_errors=(OSError,),
+        connection_errors=(ConnectionError,),
         conninfo=SimpleNamespace(as_uri=lambda: "redis://"),
         connection=None,
         hub=None,

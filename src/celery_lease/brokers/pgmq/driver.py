@@ -121,6 +121,14 @@ class PgmqDriver(Keyed):
     unfit_name = staticmethod(pgmq_names.unfit_name)
 
     @classmethod
+    def will_pass(cls, exc: BaseException) -> bool:
+        """Whether the server only reads for now, or ended a transaction of a stopped process.
+
+        These errors are of the class 25, which kombu does not take for lost connections.
+        """
+        return isinstance(exc, psycopg.Error) and (exc.sqlstate or "").startswith("25")
+
+    @classmethod
     def bound(cls, connection: Any, seconds: float) -> None:
         """Set the longest wait of kombu's pool to *seconds*, and close it if it cannot connect.
 

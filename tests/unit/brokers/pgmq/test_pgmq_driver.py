@@ -260,3 +260,18 @@ def test_a_statement_ends_at_its_time_whatever_the_server_does(clock: FakeClock)
     clock.advance(1)
     with pytest.raises(NoAnswer, match="in time"):
         steps.send(0)
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (psycopg.errors.ReadOnlySqlTransaction("standby"), True),
+        (psycopg.errors.IdleInTransactionSessionTimeout("stopped"), True),
+        (psycopg.errors.UndefinedTable("dropped"), False),
+        (psycopg.OperationalError("no state"), False),
+        (ValueError("25"), False),
+    ],
+)
+def test_errors_of_a_transaction_that_was_ended_pass(error: Exception, passes: bool) -> None:
+    """A worker connects again after them, and exits after others."""
+    assert PgmqDriver.will_pass(error) is passes
