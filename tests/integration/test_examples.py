@@ -165,7 +165,7 @@ def reads(path: Path) -> bool:
 def test_a_collector_gets_leases_in_the_traces_of_their_tasks(
     lease_worker: StartWorker, current: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease, its task's own span and the batches of extensions, from a pool of processes."""
+    """The lease, its task's own span, the batches of extensions and a loss, from a pool."""
     for name in ("exporter.otlp.proto.http", "instrumentation.celery"):
         pytest.importorskip(f"opentelemetry.{name}", reason="OpenTelemetry is not installed")
     from examples.traced_app.tasks import app, count_slowly
@@ -192,8 +192,17 @@ def test_a_collector_gets_leases_in_the_traces_of_their_tasks(
             return collector.named("extend leases")
 
         eventually(lambda: hold() and run() and extended(), 30, what=lambda: worker.log)
+        [held], [ran] = hold(), run()
+        before = len(extended())
+        count_slowly.apply_async((600,), **options)
+        eventually(lambda: len(extended()) > before, 30, what="another one beats")
+        for process in psutil.Process(worker.pid).children():
+            process.kill()
+        eventually(lambda: collector.named("lose traced_app"), 30, what=lambda: worker.log)
         assert worker.stop() == 0
-    [held], [ran] = hold(), run()
+    [loss, *_] = collector.named("lose traced_app")
+    assert attributes(loss)["error.type"] == "process_died"
+    assert loss.parent_span_id in {each.span_id for each in hold()}
     assert {(each.trace_id.hex(), each.parent_span_id.hex()) for each in (held, ran)} == {sent}
     assert held.start_time_unix_nano <= ran.start_time_unix_nano
     assert [each.name for each in held.events] == ["started"]

@@ -1,8 +1,9 @@
-"""Spans for OpenTelemetry: one for each lease that was held, one for each batch of extensions.
+"""Spans for OpenTelemetry: of leases that were held, of losses, hand-overs and extensions.
 
 A lease's span ends with the lease, and is made then, with the times of its beginning: nothing is
 open meanwhile. Its parent is the span that sent the message, where an instrumentation put that into
-the headers, as OpenTelemetry's for Celery does. So it is in the trace of the task's own spans.
+the headers, as OpenTelemetry's for Celery does. So it is in the trace of the task's own spans. A
+loss and a hand-over have a span in it: the time from the last beat to the end of the lease.
 
 Attributes follow the conventions for messaging spans. Arguments, results, notes and headers are in
 none of them.
@@ -13,19 +14,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import propagate, trace
-from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
 import celery_lease
+from celery_lease.worker.entries import Ending
 from celery_lease.worker.telemetry.trail import Batch, Holding, Trail
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from opentelemetry.context import Context
 
     from celery_lease.worker.telemetry import Telemetry
 
 #: Seconds between two looks whether there is something to export.
 INTERVAL = 1.0
 NANO = 1_000_000_000
+#: Operations of their own at the end of a lease.
+LAST = {
+    **{str(each): "lose" for each in Ending if each.is_loss},
+    str(Ending.HANDED_OVER): "hand over",
+}
 #: What the conventions call brokers, by kombu's name of the transport.
 SYSTEMS = {"amqp": "rabbitmq", "sqs": "aws_sqs"}
 
@@ -55,7 +62,6 @@ class Exporter:
     def _held(self, lease: Holding) -> None:
         attributes: dict[str, Any] = {
             **self._always,
-            "messaging.operation.name": "hold",
             "messaging.destination.name": lease.queue,
             "messaging.message.id": lease.task_id,
             "celery.task_name": lease.task,
@@ -66,15 +72,26 @@ class Exporter:
         }
         if lease.failure:
             attributes["error.type"] = lease.failure
-        span = self._tracer.start_span(
-            f"hold {lease.queue}",
-            context=propagate.extract(_texts(lease.headers)),
-            kind=SpanKind.INTERNAL,
-            attributes=attributes,
-            start_time=int(lease.received * NANO),
-        )
+        span = self._begin("hold", lease, lease.received, attributes, _sender(lease))
         if lease.started is not None:
             span.add_event("started", timestamp=int(lease.started * NANO))
+        if last := LAST.get(lease.ending):
+            inside = trace.set_span_in_context(span)
+            self._end(self._begin(last, lease, lease.beat, attributes, inside), lease)
+        self._end(span, lease)
+
+    def _begin(
+        self, name: str, lease: Holding, at: float, attributes: dict[str, Any], parent: Context
+    ) -> Span:
+        return self._tracer.start_span(
+            f"{name} {lease.queue}",
+            context=parent,
+            kind=SpanKind.INTERNAL,
+            attributes={**attributes, "messaging.operation.name": name},
+            start_time=int(at * NANO),
+        )
+
+    def _end(self, span: Span, lease: Holding) -> None:
         if lease.failure:
             span.set_status(Status(StatusCode.ERROR, lease.failure))
         span.end(int(lease.ended * NANO))
@@ -106,6 +123,7 @@ def exporter(telemetry: Telemetry, transport: str) -> Exporter | None:
     return Exporter(telemetry, transport)
 
 
-def _texts(headers: Mapping[str, object]) -> dict[str, str]:
-    """Return the headers that can carry a trace."""
-    return {name: value for name, value in headers.items() if isinstance(value, str)}
+def _sender(lease: Holding) -> Context:
+    """Return the context of the span that sent the message, by the headers that can carry one."""
+    texts = {name: value for name, value in lease.headers.items() if isinstance(value, str)}
+    return propagate.extract(texts)

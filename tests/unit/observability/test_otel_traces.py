@@ -102,14 +102,37 @@ def test_a_lease_is_a_span_from_its_claim_to_its_end(bench: Bench, spans: Spans)
 
 def test_a_loss_ends_the_span_once(bench: Bench, spans: Spans) -> None:
     """At the loss, and not when its task hears of it; it is an error with its reason."""
+    beat = bench.clock.wall().timestamp()
     bench.run("a")
     bench.passed(11.0)
-    [span] = spans()
+    loss, span = spans()
+    assert span.name == "hold q"
     assert span.status.status_code is StatusCode.ERROR
     assert (span.attributes or {})["celery.lease.ending"] == "lost"
     assert (span.attributes or {})["error.type"] == "expired"
+    assert (loss.name, loss.status.status_code) == ("lose q", StatusCode.ERROR)
+    assert (loss.attributes or {})["messaging.operation.name"] == "lose"
+    assert loss.parent == span.context
+    assert seconds(loss.start_time) == at(beat)
+    assert loss.end_time == span.end_time
     bench.leases.discard("a")
     assert spans() == ()
+
+
+def test_a_hand_over_is_a_span_from_the_last_beat_to_the_end(bench: Bench, spans: Spans) -> None:
+    """It is no error: the message is returned for another worker."""
+    held = bench.run("a")
+    bench.clock.advance(3)
+    bench.beat(held)
+    bench.passed()
+    bench.clock.advance(1)
+    ended = bench.clock.wall().timestamp()
+    bench.leases.requeue(["a"])
+    _extension, over, span = spans()
+    assert (over.name, span.name) == ("hand over q", "hold q")
+    assert over.status.status_code is StatusCode.UNSET
+    assert over.parent == span.context
+    assert (seconds(over.start_time), seconds(over.end_time)) == (at(ended - 1), at(ended))
 
 
 @pytest.mark.parametrize("ending", list(Ending))
@@ -117,7 +140,7 @@ def test_every_ending_has_a_span(bench: Bench, spans: Spans, ending: Ending) -> 
     """An error if the message is a loss or a dead letter; an orderly return is none."""
     bench.run("a")
     bench.leases._take("a", bench.held("a").lease.state, ending)
-    [span] = spans()
+    *_, span = spans()
     failed = ending.is_loss or ending is Ending.DEAD_LETTERED
     assert (span.status.status_code is StatusCode.ERROR) is failed
     assert (span.attributes or {})["celery.lease.ending"] == str(ending)

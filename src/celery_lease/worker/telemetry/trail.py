@@ -39,6 +39,7 @@ class Holding:
     headers: Mapping[str, object]  #: the message's, in which a trace may be named
     received: float
     started: float | None
+    beat: float  #: the last proof of progress
     ended: float
     ending: str
     failure: str = ""  #: why it is a loss or a dead letter; "": it is none
@@ -84,6 +85,7 @@ class Trail:
                 headers=headers,
                 received=epoch + lease.received_at,
                 started=None if started is None else epoch + started,
+                beat=epoch + lease.beat,
                 ended=epoch + self._clock.now(),
                 ending=ending,
                 failure=failure,
