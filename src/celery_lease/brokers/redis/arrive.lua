@@ -7,8 +7,9 @@
 --       (i it is idle, w it watches, t it takes over, r it renews), the number of
 --       the queue whose bell it heard or 0, and the name of each list's queue; then, if first
 --       deliveries are to be claimed, the worker as JSON, the names of tasks without leases, each
---       between two line feeds, and, for tasks that it has leased before, name, seconds of the lease, how many may hold an exclusive key of it (0: it has none), and
---       what they do if the key is busy
+--       between two line feeds, and, for tasks that it has leased before, name, seconds of the
+--       lease, how many may hold an exclusive key of it (0: it has none), and what they do if the
+--       key is busy
 -- Returns: the list and the message's text and, if it is claimed, its token and what was read of it:
 --       task, id, publisher's tag and, of a task with a key, key and priority, for the asker to
 --       compare; 'plain', if it is recorded so. If there is none, to a channel that
