@@ -174,32 +174,12 @@ class Keeper:
         report.wait = min(report.wait, lease.policy.interval / 4)
         _put_off(entry)
         self._see(entry, pass_)
-        if entry.slot is None and lease.state is RESERVED:
-            self._look_at_waiting(entry, pass_)
-        else:
-            self._look_at_started(entry, pass_)
-
-    def _look_at_waiting(self, entry: LeaseEntry, pass_: _Pass) -> None:
-        """Look at a message whose task is not in the pool: there may be thousands."""
-        if entry.lease.expire(pass_.now):
-            pass_.lost.append(entry)
-        elif entry.lease.is_due(pass_.now):
-            pass_.due.append(entry)
-
-    def _look_at_started(self, entry: LeaseEntry, pass_: _Pass) -> None:
-        lease = entry.lease
-        if entry.outcome(self._leases.board) is not Outcome.UNREPORTED:
-            # At once: its hooks may take longer than a lease, and must not be run twice for that.
-            pass_.ended.append(entry)
-            return
-        if entry.begun and not entry.begin_sent:
-            pass_.begun.append(entry)
-        if self._is_unproven(entry, pass_.now):
-            entry.unproven = True
-            pass_.unproven.append(entry)
-        if self._stores_long(entry, pass_.now):
-            entry.storing_logged = True
-            pass_.storing.append(entry)
+        if entry.slot is not None or lease.state is not RESERVED:
+            if entry.outcome(self._leases.board) is not Outcome.UNREPORTED:
+                # At once: its hooks may take longer than a lease, and must not run twice for that.
+                pass_.ended.append(entry)
+                return
+            self._look_at_run(entry, pass_)
         if lease.expire(pass_.now, storing=entry.span.stores):
             self._flag_lost(entry)
             pass_.lost.append(entry)
@@ -208,6 +188,17 @@ class Keeper:
         elif self._is_slow(entry, pass_.now):
             self.silent.add(lease.name)
             pass_.slow.append(entry)
+
+    def _look_at_run(self, entry: LeaseEntry, pass_: _Pass) -> None:
+        """Look at what only a task in the pool has: thousands of messages may wait for it."""
+        if entry.begun and not entry.begin_sent:
+            pass_.begun.append(entry)
+        if self._is_unproven(entry, pass_.now):
+            entry.unproven = True
+            pass_.unproven.append(entry)
+        if self._stores_long(entry, pass_.now):
+            entry.storing_logged = True
+            pass_.storing.append(entry)
 
     def _see(self, entry: LeaseEntry, pass_: _Pass) -> None:
         """Record the proof of progress: the loop's turning, the process's life, or beats."""
