@@ -322,6 +322,14 @@ def plain_worker(bench: Bench, **settings: Any) -> Desk:
     return desk
 
 
+def with_one_of_two(bench: Bench) -> Desk:
+    """Return such a consumer that has its first message; another one waits."""
+    publish(bench, "a", "b")
+    desk = plain_worker(bench, prefetch=2)
+    desk.receive(1)
+    return desk
+
+
 def asked(desk: Desk, client: redis.Redis) -> None:
     """Let a consumer ask for the next message, which it does not read."""
     desk.connection.transport.cycle.on_poll_start()
@@ -366,9 +374,7 @@ def test_a_message_that_was_recorded_without_a_lease_can_get_one(
     bench: Bench, client: redis.Redis
 ) -> None:
     """The worker decides; the script has only guessed by the name."""
-    publish(bench, "a", "b")
-    desk = plain_worker(bench, prefetch=2)
-    desk.receive(1)
+    desk = with_one_of_two(bench)
     asked(desk, client)
     desk.holder.leases = lambda _: True
     (b,) = desk.receive(1)
@@ -381,9 +387,7 @@ def test_a_message_that_was_recorded_without_a_lease_can_get_one(
 def test_a_message_without_a_lease_and_without_room_goes_back_as_it_came(
     bench: Bench, client: redis.Redis
 ) -> None:
-    publish(bench, "a", "b")
-    desk = plain_worker(bench, prefetch=2)
-    desk.receive(1)
+    desk = with_one_of_two(bench)
     before = client.lrange("q", 0, -1)
     asked(desk, client)
     desk.holder.backlogged = True
@@ -396,9 +400,7 @@ def test_a_message_without_a_lease_whose_reply_was_lost_is_returned_by_the_next_
     bench: Bench, client: redis.Redis
 ) -> None:
     """It does not wait for a visibility timeout: the channel says that it never got it."""
-    publish(bench, "a", "b")
-    desk = plain_worker(bench, prefetch=2)
-    desk.receive(1)
+    desk = with_one_of_two(bench)
     asked(desk, client)
     assert desk.driver.reap(limit=10) == []
     desk.channel.client.connection.disconnect()  # with the reply in its buffer
