@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from celery_lease.core.keys import Exclusive, KeyAnswer
+
+T = TypeVar("T")
 
 
 class Answer(Enum):
@@ -23,6 +25,19 @@ class Answer(Enum):
     HELD = "held"  #: done, and the lease was the caller's own
     LOST = "lost"  #: nothing was changed; the delivery is over or has another holder
     UNKNOWN = "unknown"  #: no answer; the call may or may not have taken effect
+
+
+def ask_in_batches(
+    items: Sequence[T], size: int, ask: Callable[[Sequence[T]], list[Answer]]
+) -> list[Answer]:
+    """Ask about *size* items at a time; after a batch without an answer the rest is unknown."""
+    answers: list[Answer] = []
+    while len(answers) < len(items):
+        said = ask(items[len(answers) : len(answers) + size])
+        answers += said
+        if set(said) == {Answer.UNKNOWN}:
+            break
+    return answers + [Answer.UNKNOWN] * (len(items) - len(answers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

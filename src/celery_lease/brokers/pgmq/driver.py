@@ -27,7 +27,7 @@ from celery_lease.brokers.pgmq.statements import HOLDER, Act, parameters, statem
 from celery_lease.celery_patches.open_pools import closing
 from celery_lease.core.clock import Clock, SystemClock
 from celery_lease.core.dead import LOST
-from celery_lease.core.delivery import Answer, Capabilities, Claim, Renewal
+from celery_lease.core.delivery import Answer, Capabilities, Claim, Renewal, ask_in_batches
 from celery_lease.core.words import counted
 
 if TYPE_CHECKING:
@@ -195,14 +195,10 @@ class PgmqDriver(Keyed):
     ) -> list[Answer]:
         """Move expiries: a statement for each 1,000 leases, none after one without an answer."""
         asks = [_Ask(Delivery.parse(each.tag), each.seconds, each.late) for each in renewals]
-        answers: list[Answer] = []
         ends = self._clock.now() + timeout
-        while len(answers) < len(asks):
-            batch = asks[len(answers) : len(answers) + BATCH]
-            answers += self._ask(Act.EXTEND, batch, ends - self._clock.now())
-            if set(answers[-len(batch) :]) == {Answer.UNKNOWN}:
-                break
-        return answers + [Answer.UNKNOWN] * (len(asks) - len(answers))
+        return ask_in_batches(
+            asks, BATCH, lambda batch: self._ask(Act.EXTEND, batch, ends - self._clock.now())
+        )
 
     def begin(self, tags: Sequence[str]) -> list[Answer]:
         return self._ask(Act.BEGIN, _asks(tags), ANSWER_TIMEOUT)

@@ -28,7 +28,15 @@ from celery_lease.brokers.redis.plain import PlainSweep
 from celery_lease.brokers.redis.records import RESTS, RedisRecords
 from celery_lease.brokers.redis.server import Server
 from celery_lease.brokers.redis.sweeps import Sweeps
-from celery_lease.core.delivery import Answer, Capabilities, Claim, Reaped, Renewal, Terms
+from celery_lease.core.delivery import (
+    Answer,
+    Capabilities,
+    Claim,
+    Reaped,
+    Renewal,
+    Terms,
+    ask_in_batches,
+)
 from celery_lease.core.errors import UnsupportedBroker
 from celery_lease.core.keys import KeyAnswer, Verdict
 
@@ -235,15 +243,13 @@ class RedisDriver(VirtualDriver):
         self, renewals: Sequence[Renewal], *, timeout: float = ANSWER_TIMEOUT
     ) -> list[Answer]:
         """Move expiries: one round trip for each 1,000 leases, none after one without answer."""
-        answers: list[Answer] = []
-        for start in range(0, len(renewals), BATCH):
-            batch = renewals[start : start + BATCH]
+
+        def ask(batch: Sequence[Renewal]) -> list[Answer]:
             pieces = [_moves(batch[at : at + PIECE]) for at in range(0, len(batch), PIECE)]
             keys = self.keys.claims[:3]
-            answers += self.server.ask_at_once("extend", keys, pieces, len(batch), timeout)
-            if answers[-1] is Answer.UNKNOWN:
-                break
-        return answers + [Answer.UNKNOWN] * (len(renewals) - len(answers))
+            return self.server.ask_at_once("extend", keys, pieces, len(batch), timeout)
+
+        return ask_in_batches(renewals, BATCH, ask)
 
     def begin(self, tags: Sequence[str]) -> list[Answer]:
         return self.server.ask_in_pieces("begin", self.keys.claims, [], tags)

@@ -11,7 +11,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from celery_lease.brokers.redis import scripts
 from celery_lease.brokers.redis.client import Lines, address, pool_like
 from celery_lease.brokers.redis.sweeps import PIECE
-from celery_lease.core.delivery import Answer
+from celery_lease.core.delivery import Answer, ask_in_batches
 from celery_lease.core.words import counted
 
 if TYPE_CHECKING:
@@ -117,11 +117,9 @@ class Server:
         self, name: str, keys: list[str], how: list[str], tags: Sequence[str]
     ) -> list[Answer]:
         """Run a script for some messages at a time; stop at the first call without an answer."""
-        answers: list[Answer] = []
-        while len(answers) < len(tags) and Answer.UNKNOWN not in answers[-1:]:
-            piece = tags[len(answers) : len(answers) + PIECE]
-            answers += self.ask(name, keys, [*how, *piece], len(piece))
-        return answers + [Answer.UNKNOWN] * (len(tags) - len(answers))
+        return ask_in_batches(
+            tags, PIECE, lambda piece: self.ask(name, keys, [*how, *piece], len(piece))
+        )
 
     def command(
         self, name: str, keys: Sequence[str], args: Sequence[Any], *, by_name: bool
