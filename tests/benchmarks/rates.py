@@ -101,7 +101,8 @@ class Drain:
 
     rate: float  #: tasks that the worker starts in a second
     sent: float  #: seconds of the server's processors for sending a message
-    served: float  #: the same for its delivery and its end
+    #: the same for its delivery and its end; None if all started between two looks
+    served: float | None
 
 
 def drained(servers: Any, name: str, kind: Kind, directory: Path, count: int) -> Drain:
@@ -124,7 +125,7 @@ def drained(servers: Any, name: str, kind: Kind, directory: Path, count: int) ->
     return Drain(
         rate=(len(times) - 1) / (times[-1] - times[0]),
         sent=sent / count,
-        served=(used_then - used) / max(last - first, 1),
+        served=(used_then - used) / (last - first) if last > first else None,
     )
 
 

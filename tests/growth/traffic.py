@@ -63,7 +63,7 @@ def messages(
         kind=kind,
         rate=max(drain.rate for drain in drains) if quiet else None,
         sent=min(drain.sent for drain in drains) * 1e6,
-        served=min(drain.served for drain in drains) * 1e6,
+        served=min(drain.served for drain in drains if drain.served is not None) * 1e6,
     )
 
 
