@@ -105,7 +105,7 @@ def _kept(place: Place, count: int, seconds: float, start: Start) -> Notes:
     watched = Watched(driver, clock)
     leases = LeaseRegistry(watched, Board.create(), clock, "growth", lambda *_: POLICY)  # type: ignore[arg-type]
     for claim in claims:
-        leases._entries[claim.tag] = _held(leases, claim)
+        leases._entries[claim.tag] = leases._lent[claim.tag] = _held(leases, claim)
     for _ in range(WARM):
         driver.extend([Renewal(claim.tag, POLICY.extension)], timeout=60.0)
     keeper = Keeper(leases)

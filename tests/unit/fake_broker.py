@@ -175,7 +175,12 @@ class Bench:
 
     def run(self, tag: str = "a", *, pid: int | None = 1, **options: Any) -> LeaseEntry:
         """Receive a message and start its task."""
-        held = self.receive(tag, **options)
+        self.receive(tag, **options)
+        return self.begin(tag, pid=pid)
+
+    def begin(self, tag: str = "a", *, pid: int | None = 1) -> LeaseEntry:
+        """Start the task of a message."""
+        held = self.held(tag)
         assert self.leases.start(tag)
         self.write(held, beatboard.STARTED)
         self.enter(held, Span.BODY)

@@ -14,9 +14,8 @@ before the call that sets it; a lease that ended keeps its end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from celery_lease.core.delivery import Answer, Claim, Renewal
 from celery_lease.core.loss import LossReason
@@ -40,8 +39,7 @@ class State(StrEnum):
 _HELD = (State.RESERVED, State.RUNNING)
 
 
-@dataclass(frozen=True, slots=True)
-class Extension:
+class Extension(NamedTuple):
     """One renewal under way: the request, and the lease's values if it is granted."""
 
     lease: Lease
@@ -63,6 +61,7 @@ class Lease:
     """
 
     __slots__ = (
+        "asked_at",
         "beat",
         "claim",
         "deadline",
@@ -98,8 +97,10 @@ class Lease:
         self.started_at: float | None = None
         self.beat = claim.asked_at
         self.quiet_until = 0.0
+        self.asked_at = claim.asked_at  #: when the broker was asked for the present expiry
         #: No extension is due before; the least interval after the last one.
-        self.next_at = claim.asked_at + (claim.enough_for if claim.provisional else policy.interval)
+        first = claim.enough_for if claim.provisional else policy.reserved_interval
+        self.next_at = claim.asked_at + first
         self.deadline = claim.asked_at + claim.seconds
         #: The broker's last known expiry, or None while a call may have moved it.
         self.extended_to: float | None = None if claim.provisional else self.deadline
@@ -116,8 +117,9 @@ class Lease:
         if self.state is State.RESERVED:
             self.state = State.RUNNING
             self.started_at = at
-            if self.extended_to is None:  # a task gets the whole lease at once
-                self.next_at = min(self.next_at, at)
+            # A task gets the whole lease at once, if it may not have it yet.
+            due = at if self.extended_to is None else self.asked_at + self.policy.interval
+            self.next_at = min(self.next_at, due)
             self.see(at)
             self.on_change(self)
 
@@ -166,7 +168,9 @@ class Lease:
         if not self.is_held:
             return
         if answer is Answer.HELD:
-            self.next_at = extension.asked_at + self.policy.interval
+            self.asked_at, policy = extension.asked_at, self.policy
+            waits = self.state is State.RESERVED
+            self.next_at = self.asked_at + (policy.reserved_interval if waits else policy.interval)
             self.extended_to = self.deadline = extension.expiry
         elif answer is Answer.LOST:
             self.lose(LossReason.SUPERSEDED)

@@ -8,6 +8,9 @@ from enum import StrEnum
 from celery_lease.core.keys import OnBusy, Rule
 from celery_lease.core.words import plain
 
+#: Seconds that a busy machine may take for an extension.
+TIME_TO_ANSWER = 3.0
+
 
 class Mode(StrEnum):
     """The proof of progress."""
@@ -41,6 +44,14 @@ class LeasePolicy:
     key: Rule | None = None  #: makes the exclusive key of a call whose message has none
     key_limit: int = 1  #: most started tasks that hold the key at once
     on_busy: OnBusy = OnBusy.WAIT  #: what happens to a message whose key is busy
+
+    @property
+    def reserved_interval(self) -> float:
+        """The time between two extensions of a message that waits for its task to start.
+
+        Half of the lease is left then, or ``TIME_TO_ANSWER``.
+        """
+        return max(self.interval, min(self.extension / 2, self.extension - TIME_TO_ANSWER))
 
 
 def warnings_of(policy: LeasePolicy) -> list[str]:

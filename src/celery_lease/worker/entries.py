@@ -71,7 +71,7 @@ class LeaseEntry:
     quiet: float = 0.0  #: the end of the quiet period that the task declared
     beats: int = 0  #: beats in the task's body after the first that this process knows of
     gap: float = 0.0  #: the longest between two of them, in seconds
-    waits_until: float = 0.0  #: until then nothing is to be done for it, unless it starts
+    look_at: float = 0.0  #: when the keeper looks at it next, before its task is in the pool
     begun: bool = False  #: an end without an outcome is a loss from here on
     #: Seconds after the death of its process in which the pool has to report it: the task's own
     #: rule decides then. The main thread sets it once, before the pool gets the task.

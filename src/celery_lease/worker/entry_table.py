@@ -20,6 +20,7 @@ from celery_lease.board import Board, spans, standstill, starting
 from celery_lease.core.loss import FLAG_RELEASED, FLAGS_ENDED
 from celery_lease.worker import fork_safety
 from celery_lease.worker.paces import Paces
+from celery_lease.worker.reserved import ReservedLeases
 from celery_lease.worker.telemetry.stats import LeaseStats
 
 if TYPE_CHECKING:
@@ -47,18 +48,24 @@ class EntryTable:
         #: No lease for a while: threads look less often. The keeper sets it, under the lock; the
         #: main thread ends it when it has put a lease here, and wakes them.
         self.resting = False
+        # Each entry is also in one of two: those with a slot, or the others.
         self._entries: dict[str, LeaseEntry] = {}
-        self._lent: dict[str, LeaseEntry] = {}  # those with a slot
+        self._lent: dict[str, LeaseEntry] = {}
+        self.reserved = ReservedLeases()
         fork_safety.guard(self.lock)
 
     def entries(self) -> Iterable[LeaseEntry]:
         """Return all leases; the caller holds :attr:`lock` for as long as it uses them."""
         return self._entries.values()
 
+    def in_pool(self) -> Iterable[LeaseEntry]:
+        """Return the leases whose task was given to the pool; under :attr:`lock`, as above."""
+        return self._lent.values()
+
     def running(self) -> list[LeaseEntry]:
         """Return the leases whose task runs."""
         with self.lock:
-            return [entry for entry in self._entries.values() if self._has_started(entry)]
+            return [entry for entry in self._lent.values() if self._has_started(entry)]
 
     @property
     def lost_and_running(self) -> int:
@@ -102,6 +109,7 @@ class EntryTable:
     def _put(self, entry: LeaseEntry) -> None:
         with self.lock:
             self._entries[entry.lease.claim.tag] = entry
+            self.reserved.put_off(entry, self.clock.now())
             self.shortest = min(self.shortest, entry.lease.policy.extension)
 
     def _take(self, tag: str, state: State, ending: Ending) -> LeaseEntry | None:
@@ -110,6 +118,7 @@ class EntryTable:
             self._lent.pop(tag, None)
             if entry is None:
                 return None
+            self.reserved.remove(entry)
             entry.ending = ending = ending.of(entry.lease)
             self.stats.ended(entry.lease, ending, entry.why)
             self._note_pace(entry)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 ANSWER_TIMEOUT = 5.0
 #: Bounds of the wait between two passes, in seconds; short leases are looked at more often.
 SHORTEST_WAIT, LONGEST_WAIT = 0.02, 0.5
-RESERVED = State.RESERVED  # as a global: thousands of messages may wait
 #: Seconds without a lease after which a worker's threads rest; wait between two passes then.
 RESTS_AFTER, REST_WAIT = 30.0, 5.0
 #: Seconds between two signs of life of the main loop in a worker that rests, and without one after
@@ -128,17 +127,17 @@ class Keeper:
             now = self._clock.now()
             pass_ = _Pass(now, self._loop_seen(now))
             self._leases.loop_alive, self._leases.keeper_seen = pass_.loop_seen, now
-            looked_at = [
-                entry
-                for entry in self._leases.entries()
-                if now >= entry.waits_until or entry.slot or entry.lease.state is not RESERVED
-            ]
-            pass_.report.held = len(self._leases) - len(looked_at)
+            looked_at = [*self._leases.in_pool(), *self._leases.reserved.due(now)]
+            report = pass_.report
+            report.held = len(self._leases) - len(looked_at)
             for entry in looked_at:
                 if entry.lease.is_held:
                     self._look(entry, pass_)
+                else:
+                    self._leases.reserved.remove(entry)
+            report.wait = min(report.wait, self._leases.reserved.next_at(now) - now)
             rests = self._leases.resting = self._rests(pass_)
-        pass_.report.wait = REST_WAIT if rests else max(pass_.report.wait, SHORTEST_WAIT)
+        report.wait = REST_WAIT if rests else max(report.wait, SHORTEST_WAIT)
         return pass_
 
     def _rests(self, pass_: _Pass) -> bool:
@@ -163,7 +162,7 @@ class Keeper:
         seen = self._leases.loop_seen
         if not self._leases.loop_is_task:
             return seen
-        running = [entry for entry in self._leases.entries() if entry.lease.state is State.RUNNING]
+        running = [entry for entry in self._leases.in_pool() if entry.lease.state is State.RUNNING]
         for entry in running:
             self._see_running(entry, now)
         return max([seen, *(max(h.lease.beat, min(now, h.lease.quiet_until)) for h in running)])
@@ -172,9 +171,8 @@ class Keeper:
         lease, report = entry.lease, pass_.report
         report.held += 1
         report.wait = min(report.wait, lease.policy.interval / 4)
-        _put_off(entry)
         self._see(entry, pass_)
-        if entry.slot is not None or lease.state is not RESERVED:
+        if entry.slot is not None:
             if entry.outcome(self._leases.board) is not Outcome.UNREPORTED:
                 # At once: its hooks may take longer than a lease, and must not run twice for that.
                 pass_.ended.append(entry)
@@ -185,6 +183,8 @@ class Keeper:
             pass_.lost.append(entry)
         elif lease.is_due(pass_.now):
             pass_.due.append(entry)
+        elif entry.slot is None:
+            self._leases.reserved.put_off(entry, pass_.now)
         elif self._is_slow(entry, pass_.now):
             self.silent.add(lease.name)
             pass_.slow.append(entry)
@@ -203,9 +203,9 @@ class Keeper:
     def _see(self, entry: LeaseEntry, pass_: _Pass) -> None:
         """Record the proof of progress: the loop's turning, the process's life, or beats."""
         lease = entry.lease
-        if lease.state is RESERVED and (started := self._leases.started_at(entry)):
+        if lease.state is State.RESERVED and (started := self._leases.started_at(entry)):
             lease.start(started)
-        if lease.state is not RESERVED:
+        if lease.state is not State.RESERVED:
             self._see_running(entry, pass_.now)
         elif lease.policy.hold_reserved:
             lease.see(pass_.loop_seen)
@@ -294,8 +294,8 @@ class Keeper:
                 lost.append(entry)
             elif entry.slot:
                 self._leases.board.allow(entry.slot, lease.deadline)
-            else:
-                _put_off(entry)
+            elif answer is Answer.HELD:
+                self._leases.reserved.put_off(entry, now)
         return lost
 
     def _flag_lost(self, entry: LeaseEntry) -> None:
@@ -330,17 +330,6 @@ class Keeper:
             and not entry.unproven
             and now >= max(entry.beat + lease.policy.extension, entry.quiet)
         )
-
-
-def _put_off(entry: LeaseEntry) -> None:
-    """Set the time of the next look at a message that waits.
-
-    A pass may be late for it by its longest wait. Where that leaves less than half of the lease,
-    each pass looks at it, and is as early as its interval demands.
-    """
-    lease, policy = entry.lease, entry.lease.policy
-    if policy.interval + LONGEST_WAIT <= policy.extension / 2:
-        entry.waits_until = min(lease.next_at, lease.deadline)
 
 
 def _by_urgency(pass_: _Pass) -> list[list[LeaseEntry]]:

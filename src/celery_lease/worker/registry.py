@@ -318,6 +318,7 @@ class LeaseRegistry(EntryTable):
             if entry.slot is None:
                 entry.slot = self.board.lend()
                 self._lent[tag] = entry
+                self.reserved.remove(entry)
                 self.board.allow(entry.slot, entry.lease.deadline)
             return ticket(self, entry.lease, entry.slot)
 

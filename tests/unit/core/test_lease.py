@@ -154,9 +154,10 @@ def test_a_provisional_lease_is_due_at_once_or_when_its_expiry_is_enough_no_long
     assert lease.is_due(START + enough_for)
     extended(lease, START + enough_for, Answer.UNKNOWN)
     extended(lease, START + enough_for + 0.5)
-    lease.see(START + enough_for + INTERVAL)
-    assert not lease.is_due(START + enough_for + INTERVAL)
-    assert lease.is_due(START + enough_for + 0.5 + INTERVAL)
+    interval = INTERVAL if starts else policy.reserved_interval
+    lease.see(START + enough_for + interval)
+    assert not lease.is_due(START + enough_for + interval)
+    assert lease.is_due(START + enough_for + 0.5 + interval)
 
 
 def test_an_expiry_is_exactly_the_last_beat_plus_the_extension() -> None:

@@ -38,6 +38,7 @@ def receive(bench: Bench, tag: str = "a", **facts: object) -> LeaseEntry:
     held = bench.receive(tag)
     claim = replace(held.lease.claim, **facts)  # type: ignore[arg-type]
     held.lease = Lease(claim, held.lease.policy, task_id=f"id-{tag}", name="t")
+    bench.leases.reserved.put_off(held, bench.clock.now())
     return held
 
 
