@@ -74,23 +74,31 @@ def task_of(
     )
 
 
-def call_of(
-    message: Any, accept: frozenset[str] | None = None
-) -> tuple[Mapping[str, Any], Sequence[Any], Mapping[str, Any]]:
-    """Return facts, positional and keyword arguments of a message that :func:`task_of` has read.
+def facts_of(message: Any) -> Mapping[str, Any]:
+    """Return ``task``, ``eta``, ``expires``, ``retries`` and the like of a message.
 
-    The facts are ``task``, ``eta``, ``expires``, ``retries`` and the like. Of a body that cannot be
-    read there are no arguments; Celery refuses it.
+    :func:`task_of` has read it, and with it the body of a message of Celery's first protocol.
+    """
+    facts: Mapping[str, Any] = message.headers if "task" in message.headers else message.payload
+    return facts
+
+
+def arguments_of(
+    message: Any, accept: frozenset[str] | None = None
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return the positional and keyword arguments of a message that :func:`task_of` has read.
+
+    Of a body that cannot be read there are none; Celery refuses it.
     """
     try:
         message.accept = message.accept or accept
         body = message.payload
         if "task" not in message.headers:
-            return body, body.get("args") or (), body.get("kwargs") or {}
+            return body.get("args") or (), body.get("kwargs") or {}
         args, kwargs, _ = body
     except Exception:  # noqa: BLE001  (decoding a foreign body may raise anything)
-        return message.headers, (), {}
-    return message.headers, args, kwargs
+        return (), {}
+    return args, kwargs
 
 
 def is_refused(task_id: str, expires: float | None = None) -> bool:

@@ -17,8 +17,6 @@ from celery_lease.task.task import LeasedTask
 from celery_lease.worker import compat
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from celery import Celery
 
     from celery_lease.core.policy import LeasePolicy
@@ -42,11 +40,11 @@ class KeyFinder:
         """
         if not policy.key and HEADER not in message.headers:
             return None
-        facts, args, kwargs = compat.call_of(message, accept)
+        facts = compat.facts_of(message)
         name = str(facts.get("task"))
         if name not in mapping.NAMES and not isinstance(self._app.tasks.get(name), LeasedTask):
             return None  # it has its lease by lease_tasks
-        key = self._key(name, message.headers, policy, (args, kwargs))
+        key = self._key(name, message, policy, accept)
         if not key:
             return None
         if self._unable:
@@ -63,8 +61,9 @@ class KeyFinder:
         )
 
     def _key(
-        self, name: str, headers: Mapping[str, Any], policy: LeasePolicy, call: tuple[Any, Any]
+        self, name: str, message: Any, policy: LeasePolicy, accept: frozenset[str] | None
     ) -> str | None:
+        headers = message.headers
         if HEADER in headers:
             try:
                 return checked(headers[HEADER]) if headers[HEADER] != "" else ""
@@ -73,7 +72,7 @@ class KeyFinder:
         task: Any = self._app.tasks.get(name)
         if name in mapping.NAMES or task is None or not policy.key:
             return None
-        return keys.key_of_call(task, policy.key, *call)
+        return keys.key_of_call(task, policy.key, *compat.arguments_of(message, accept))
 
 
 def _seconds(expires: object) -> float | None:

@@ -13,9 +13,9 @@ local WAITS = '"waits": true, '
 
 -- Returns the verdict, and the id of the task that is why; or an error.
 local function take(tag)
-  local value, record = redis.call('HGET', KEYS[2], tag), redis.call('HGET', KEYS[4], tag)
+  local kept, record = redis.call('HEXISTS', KEYS[2], tag) == 1, redis.call('HGET', KEYS[4], tag)
   local expiry, claim = redis.call('ZSCORE', KEYS[1], tag), keyed(record)
-  if not value or not claim or not expiry or tonumber(expiry) <= now then
+  if not kept or not claim or not expiry or tonumber(expiry) <= now then
     return {'lost', ''}
   end
   local facts = claim.exclusive
@@ -31,7 +31,7 @@ local function take(tag)
     redis.call('HSET', KEYS[4], tag, '{"holds": true, ' .. string.sub(record, 2))
     return {'held', ''}
   end
-  local verdict, by = turn_away(tag, value, record, claim)
+  local verdict, by = turn_away(tag, redis.call('HGET', KEYS[2], tag), record, claim)
   if not verdict then
     return by
   end
