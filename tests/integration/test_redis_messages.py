@@ -299,8 +299,12 @@ def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("long_pauses")
-def test_a_message_that_arrives_while_its_channel_closes_goes_back(bench: Bench) -> None:
+def test_a_message_that_arrives_while_its_channel_closes_goes_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kombu reads the answer that is under way before it closes; nobody will work on that."""
+    monkeypatch.setattr(polling, "SHORTEST", 2.0)
+    monkeypatch.setattr(polling, "LONGEST", 2.0)
     desk = bench.desk()
     desk.turn(0.05)  # the next request is on its way
     bench.publish("a")
