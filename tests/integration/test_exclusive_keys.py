@@ -209,11 +209,12 @@ def test_one_task_of_a_key_runs_at_a_time_and_holds_nobody_else_up(scene: Scene,
     """In the order in which they came; what needs no key, or another one, runs meanwhile."""
     scene.worker(pool=pool)
     ids = ["a1", "a2", "a3"]
-    for each in ids:
+    scene.send("a1")
+    scene.ledger.wait("start", "a1")  # of two threads, the later one may take a free key first
+    for each in ids[1:]:
         scene.send(each)
     scene.app.send_task("keyed.free", task_id="free")
     scene.send("b1", "b", gated=False)
-    scene.ledger.wait("start", "a1")
     scene.ledger.wait("start", "free")
     scene.ledger.wait("end", "b1")
     assert scene.order(*ids) == [("start", "a1")]
@@ -229,7 +230,9 @@ def test_one_task_of_a_key_runs_at_a_time_and_holds_nobody_else_up(scene: Scene,
 def test_what_waits_for_its_time_holds_no_key(scene: Scene) -> None:
     """Nor does a retry; both take it when they start."""
     scene.worker()
-    scene.send("later", countdown=1.5, gated=False)
+    scene.send("before", "b", gated=False)
+    scene.ledger.wait("end", "before")  # what is done once takes no part of the countdown
+    scene.send("later", countdown=4.0, gated=False)
     scene.send("now")
     scene.ledger.wait("start", "now")
     scene.parked(1)
@@ -427,7 +430,7 @@ def test_an_expired_task_does_not_wait_for_its_key(scene: Scene) -> None:
     scene.worker()
     scene.send("holder")
     scene.ledger.wait("start", "holder")
-    result = scene.send("expired", expires=1)
+    result = scene.send("expired", expires=3)
     scene.parked(1)
 
     def is_revoked() -> bool:
