@@ -48,7 +48,9 @@ def test_a_task_runs_on_through_killed_connections_and_a_restart(
     setup = database.setup()
     worker = fleet.start(setup, options(concurrency=2))
     send = setup.app().send_task
-    through_both = send("any.work", (14.0,))
+    # Longer than a restart on a busy machine, and shorter than the task.
+    lease = {"lease": {"lease_extension": 10}}
+    through_both = send("any.work", (14.0,), headers=lease)
     ledger.wait("start", through_both.id)
     assert database.cut("celery-lease") > 0, "the driver's own connections"
     assert database.cut() > 0, "and kombu's"
@@ -145,7 +147,7 @@ def test_a_server_that_is_impatient_with_statements_and_locks_is_lived_with(
     first = send("any.work", (6.0,))
     ledger.wait("start", first.id)
     with psycopg.connect(database.dsn) as migration:
-        migration.execute("SET statement_timeout = 0")
+        migration.execute("SET statement_timeout = 0; SET lock_timeout = 0")
         migration.execute("LOCK TABLE pgmq.q_celery IN ACCESS EXCLUSIVE MODE")
         migration.execute("SELECT pg_sleep(1)")
     second = send("any.work", (0.1,))
