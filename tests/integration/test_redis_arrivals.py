@@ -409,7 +409,8 @@ def test_a_message_without_a_lease_whose_reply_was_lost_is_returned_by_the_next_
     assert client.llen("q") == 1  # the first, which the channel has restored
     assert desk.driver.return_unclaimed([unheard]) == [Answer.HELD]
     (reaped,) = desk.driver.reap(limit=10)
-    assert (reaped.queue, reaped.leased, round(reaped.late)) == ("q", False, 0)
+    assert (reaped.queue, reaped.leased) == ("q", False)
+    assert 0 <= reaped.late < 5
     assert client.llen("q") == 2
     assert client.hlen("unacked") == client.zcard("unacked_index") == 0
 

@@ -289,25 +289,34 @@ def test_a_message_that_wants_no_lease_takes_kombus_own_way(
 
 @pytest.fixture
 def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request for the next message is under way for a while when there is none.
+    """The request for the next message waits at the bell until it is rung, if there is none.
 
     As where the server does not tell of messages.
     """
     monkeypatch.setattr(Standing, "ask", mock.Mock(side_effect=Refused("by this test")))
-    monkeypatch.setattr(polling, "SHORTEST", 0.5)
-    monkeypatch.setattr(polling, "LONGEST", 0.5)
+    monkeypatch.setattr(polling, "SHORTEST", 30)
+    monkeypatch.setattr(polling, "LONGEST", 30)
+
+
+def waits(desk: Desk) -> None:
+    """Let a consumer send the request that waits."""
+    eventually(lambda: desk.turn(0.01) or desk.channel.qos.receiver.is_waiting, what="it waits")
+
+
+def ring(client: redis.Redis) -> None:
+    """Have the request answered."""
+    client.rpush("unacked.bell", "")
 
 
 @pytest.mark.usefixtures("long_pauses")
 def test_a_message_that_arrives_while_its_channel_closes_goes_back(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, client: redis.Redis
 ) -> None:
     """Kombu reads the answer that is under way before it closes; nobody will work on that."""
-    monkeypatch.setattr(polling, "SHORTEST", 2.0)
-    monkeypatch.setattr(polling, "LONGEST", 2.0)
     desk = bench.desk()
-    desk.turn(0.05)  # the next request is on its way
+    waits(desk)
     bench.publish("a")
+    ring(client)
     desk.close()
     assert [claim.queue for claim in desk.holder.claims] == ["q"]
     assert bench.waiting() == 1
@@ -321,9 +330,10 @@ def test_a_message_for_a_consumer_that_was_cancelled_goes_back(
 ) -> None:
     """It was popped for it while it was; kombu requeues it, under its lease."""
     desk = bench.desk("q", "other")
-    desk.turn(0.05)
+    waits(desk)
     desk.consumer.cancel_by_queue("q")
     bench.publish("a", priority=3)
+    ring(client)
     eventually(lambda: desk.turn(0.1) or desk.holder.claims)
     assert desk.received == []
     assert client.llen(f"q{SEP}3") == 1
@@ -332,29 +342,25 @@ def test_a_message_for_a_consumer_that_was_cancelled_goes_back(
 
 @pytest.mark.parametrize("stops", [True, False])
 @pytest.mark.parametrize("leased", [True, False])
+@pytest.mark.usefixtures("long_pauses")
 def test_a_message_that_comes_as_the_window_shrinks_goes_back_at_once(
-    bench: Bench, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, leased: bool, stops: bool
+    bench: Bench, client: redis.Redis, leased: bool, stops: bool
 ) -> None:
     """Celery takes a place away when an ETA is due, while the next message is asked for already.
 
     And a worker that stops takes nothing more; that is no delivery.
-
-    The request waits at the bell until it is rung: the message comes in its reply, and no later.
     """
-    monkeypatch.setattr(Standing, "ask", mock.Mock(side_effect=Refused("by this test")))
-    monkeypatch.setattr(polling, "SHORTEST", 30)
-    monkeypatch.setattr(polling, "LONGEST", 30)
     bench.publish("first")
     desk, other = bench.desk(prefetch=2), bench.desk()
     desk.holder.leases = lambda _: leased
     assert bodies(desk.receive()) == ["first"]
-    eventually(lambda: desk.turn(0.01) or desk.channel.qos.receiver.is_waiting, what="it waits")
+    waits(desk)
     if stops:
         desk.holder.backlogged = True
     else:
         desk.consumer.qos(prefetch_count=1)
     bench.publish("second")
-    client.rpush("unacked.bell", "")
+    ring(client)
     with mock.patch.object(
         desk.driver, "return_unclaimed", wraps=desk.driver.return_unclaimed
     ) as returned:
