@@ -23,10 +23,10 @@ LATE = 1.0
 def looks(board: Board, now: float) -> None:
     """Write that the keeper looks, and a standstill if it is late."""
     due = board.numbers[DUE]
-    board.numbers[DUE] = 0.0
     if due and now - due >= LATE:
         board.numbers[LENGTH] = now - due
         board.numbers[ENDED] = now
+    board.numbers[DUE] = 0.0  # last: a task may look in between
 
 
 def rests(board: Board, until: float) -> None:

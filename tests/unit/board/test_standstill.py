@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -41,6 +42,24 @@ def test_a_standstill_is_remembered_for_who_did_not_beat_since(board: Board) -> 
     standstill.rests(board, 108.0)
     assert standstill.since(board, 100.3, 108.1) == 7.0
     assert standstill.since(board, 107.6, 108.1) == 0.0
+
+
+def test_a_task_that_looks_between_two_writes_of_the_keeper_finds_it(board: Board) -> None:
+    """It has its turn at the same moment as the keeper.
+
+    Changed: "it looks" is written first; failed with: [0.0, 0.0, 7.0].
+    """
+    found = []
+
+    class Numbers(dict[int, float]):
+        def __setitem__(self, cell: int, value: float) -> None:
+            super().__setitem__(cell, value)
+            found.append(standstill.since(shown, 100.3, 107.5))
+
+    cells = (standstill.DUE, standstill.LENGTH, standstill.ENDED)
+    shown: Any = SimpleNamespace(numbers=Numbers({each: board.numbers[each] for each in cells}))
+    standstill.looks(shown, 107.5)
+    assert found == [7.0] * 3
 
 
 def test_a_keeper_that_waits_for_its_broker_does_not_stand_still(board: Board) -> None:
