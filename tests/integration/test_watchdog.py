@@ -179,11 +179,11 @@ def test_no_task_process_outlives_its_main_process(stage: Stage, method: str) ->
     first = worker.children()
     killed_task = stage.send("silent", "blocked", SILENCE)
     os.kill(stage.ledger.wait("start", killed_task)[0].pid, signal.SIGKILL)
-    stage.ledger.wait("end", killed_task)
-    eventually(lambda: len(set(worker.children()) - set(first)) == 1, 20, what="a replacement")
+    stage.ledger.wait("end", killed_task, within=60)  # a spawned process imports everything anew
+    eventually(lambda: len(set(worker.children()) - set(first)) == 1, 60, what="a replacement")
     stage.send("beats", SILENCE)
     stage.send("silent", "blocked", SILENCE)
-    stage.ledger.wait("start", count=4)
+    stage.ledger.wait("start", count=4, within=60)
     children = {entry.pid for entry in stage.ledger.entries("start")}
     children |= set(worker.children())
     worker.kill()
