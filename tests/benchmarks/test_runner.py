@@ -183,7 +183,7 @@ def test_leases_of_dead_workers_are_returned(
     monkeypatch.setattr(reaping, "EXTENSION", 9.0)
     monkeypatch.setattr(reaping, "REAPER", 1.0)
     monkeypatch.setattr(reaping, "CLAIMED", 5)
-    back, script = reaping.dead_leases(bench, count=20, copying=2.0)
+    back, script = reaping.dead_leases(bench, count=20, copying=5.0)
     assert back.measured is not None
     assert back.measured < 60
     assert script.measured is not None

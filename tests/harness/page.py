@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from harness.setup import Setup
 
+#: Milliseconds that a page has to show what has happened.
+PATIENCE = 40_000
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -73,8 +75,9 @@ def chromium() -> str | None:
 @contextmanager
 def browsing(program: str) -> Iterator[Browser]:
     """Yield a browser."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         try:
