@@ -75,6 +75,21 @@ def pytest_collection_finish() -> None:
         app.finalize()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """Restore the environment: Celery's logging and Django write there, and workers inherit it.
+
+    Where it differs from that of the first test, a worker is no fork of a process that has
+    imported Celery (see harness/forkserver.py).
+    """
+    before = dict(os.environ)
+    yield
+    now = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    for name in now.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update({name: before[name] for name in before.keys() & now.keys()})
+
+
 IN_CI = os.environ.get("CI") == "true"
 
 

@@ -45,6 +45,11 @@ def project() -> Iterator[None]:
         patch.setenv("DJANGO_SETTINGS_MODULE", "examples.django_app.settings")
         django.setup()
         from django.test.runner import DiscoverRunner
+        from examples.django_app.celery import app
+
+        # Now, as each test hides other modules' shared tasks: later tests need these.
+        app.loader.import_default_modules()
+        app.finalize()
 
         runner = DiscoverRunner(verbosity=0, interactive=False)
         databases = runner.setup_databases()
