@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from typing import TYPE_CHECKING, TypeVar
+from unittest import mock
 
 import pytest
 from celery import _state
@@ -82,12 +83,8 @@ def environment() -> Iterator[None]:
     Where it differs from that of the first test, a worker is no fork of a process that has
     imported Celery (see harness/forkserver.py).
     """
-    before = dict(os.environ)
-    yield
-    now = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    for name in now.keys() - before.keys():
-        del os.environ[name]
-    os.environ.update({name: before[name] for name in before.keys() & now.keys()})
+    with mock.patch.dict(os.environ):
+        yield
 
 
 IN_CI = os.environ.get("CI") == "true"
