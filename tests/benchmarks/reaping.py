@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -74,16 +73,18 @@ def dead_leases(bench: Bench, count: int = 100_000, copying: float = COPYING) ->
 
 @contextlib.contextmanager
 def _preferred(server: RedisServer) -> Iterator[None]:
-    """Let the server compute first: its log counts what others take of its processor, too."""
-    threads = [each.id for each in psutil.Process(server.pid).threads()]
-    nice = os.getpriority(os.PRIO_PROCESS, server.pid)
-    with contextlib.suppress(PermissionError):
-        for thread in threads:
-            os.setpriority(os.PRIO_PROCESS, thread, PREFERRED)
-    yield
-    with contextlib.suppress(PermissionError):
-        for thread in threads:
-            os.setpriority(os.PRIO_PROCESS, thread, nice)
+    """Let the server compute first: its log counts what others take of its processor, too.
+
+    Its main thread, that is, which runs the scripts.
+    """
+    process = psutil.Process(server.pid)
+    nice = process.nice()
+    with contextlib.suppress(psutil.AccessDenied):
+        process.nice(PREFERRED)
+    try:
+        yield
+    finally:
+        process.nice(nice)
 
 
 def _hold(url: str, client: redis.Redis, count: int, expiry: float) -> None:
