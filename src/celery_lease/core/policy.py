@@ -49,7 +49,7 @@ class LeasePolicy:
     def reserved_interval(self) -> float:
         """The time between two extensions of a message that waits for its task to start.
 
-        Half of the lease is left then, or ``TIME_TO_ANSWER``.
+        Half of the lease is left then, and ``TIME_TO_ANSWER`` at least if the interval allows.
         """
         return max(self.interval, min(self.extension / 2, self.extension - TIME_TO_ANSWER))
 

@@ -48,10 +48,9 @@ class EntryTable:
         #: No lease for a while: threads look less often. The keeper sets it, under the lock; the
         #: main thread ends it when it has put a lease here, and wakes them.
         self.resting = False
-        # Each entry is also in one of two: those with a slot, or the others.
         self._entries: dict[str, LeaseEntry] = {}
-        self._lent: dict[str, LeaseEntry] = {}
-        self.reserved = ReservedLeases()
+        self._lent: dict[str, LeaseEntry] = {}  # those with a slot
+        self.reserved = ReservedLeases()  #: the others; under the lock
         fork_safety.guard(self.lock)
 
     def entries(self) -> Iterable[LeaseEntry]:
@@ -65,7 +64,7 @@ class EntryTable:
     def running(self) -> list[LeaseEntry]:
         """Return the leases whose task runs."""
         with self.lock:
-            return [entry for entry in self._lent.values() if self._has_started(entry)]
+            return [entry for entry in self.in_pool() if self._has_started(entry)]
 
     @property
     def lost_and_running(self) -> int:
