@@ -134,14 +134,19 @@ class Soak:
         keys: Callable[[Place], int] = lambda _: 0,
         meanwhile: Callable[[Side], None] = lambda _: None,
         patience: float = 600,
+        before: int = 0,
     ) -> None:
-        """Let both do *runs* runs, and in each fifth what the test does *meanwhile*."""
+        """Let both do *runs* runs, and in each fifth what the test does *meanwhile*.
+
+        *before* is how many more the first fifth has, where a fifth alone is too short for a
+        process to have all that it will ever load.
+        """
         for side in (self.leased, self.stock):
             side.worker.wait_ready(120)
             side.fill()
-        for _ in range(SHARES):
+        for share in range(SHARES):
             for side in (self.leased, self.stock):
-                side.send(runs // SHARES)
+                side.send(runs // SHARES + (0 if share else before))
             for side in (self.leased, self.stock):
                 meanwhile(side)
                 eventually(side.is_done, patience, every=0.2, what=f"{side.kind}: all is done")

@@ -113,7 +113,7 @@ def test_nothing_grows_with_cut_connections(
                 eventually(side.is_done, 60, what="it works on")
 
     soak = make_soak("prefork", "valkey")
-    soak.run(SHARES * 50, meanwhile=cut)
+    soak.run(SHARES * 50, meanwhile=cut, before=ENOUGH // SHARES // 2)
     for process in ("task", "main"):
         bound = CUTS * BLOCKS_A_CUT + SPARE_BLOCKS
         more = soak.settle(process, bound)
