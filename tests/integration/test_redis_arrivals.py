@@ -292,6 +292,25 @@ def test_a_message_with_a_lease_of_its_own_length_gets_that(
     assert client.hlen("unacked") == client.zcard("unacked_index") == 0
 
 
+def test_tasks_are_told_apart_by_their_whole_names(bench: Bench) -> None:
+    """One of two lines is claimed by a call of its own; its last line is the name of another."""
+    names = ["book", "film\nbook", "film\nbook", "boo", "ook", "film", "book", "film"]
+    for each in names:
+        bench.publish({}, headers={"task": each, "id": each})
+    desk = bench.desk(prefetch=len(names))
+    desk.holder.waits, terms = True, desk.holder.terms
+
+    def of_task(message: Any) -> Any:
+        desk.holder.seconds = 10.0 + len(message.headers["task"])
+        desk.holder.about = {**{n: message.headers[n] for n in ("task", "id")}, "worker": WORKER}
+        return terms(message)
+
+    desk.holder.terms = of_task  # type: ignore[method-assign]
+    messages = desk.receive(len(names))
+    assert claimed(desk) == [False] * 6 + [True] * 2
+    assert [each.claim.seconds for each in messages] == [10.0 + len(each) for each in names]
+
+
 def test_a_message_whose_reply_was_lost_goes_back_without_waiting_for_its_lease(
     bench: Bench, client: redis.Redis
 ) -> None:

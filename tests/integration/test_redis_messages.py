@@ -419,7 +419,7 @@ def test_a_message_that_cannot_be_recorded_stays_at_its_place(
     texts = [json.dumps({"body": number, **head}).encode() for number in range(2)]
     client.lpush("q", *texts)
     client.lpush(f"unacked{kind}", "of another type")
-    leased = ['"w"', "", "t", 30.0, 0, ""]
+    leased = ['"w"', "", "\nt\n30.0 0 \n"]
     take = bench.desk().driver.arrive("tag", 5.0, {"q": "q"}, by_name=False, claims=leased)
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         client.execute_command(*take)

@@ -167,8 +167,9 @@ class LeaseMachine(RuleBasedStateMachine):
         want = self.model.wants[text.message]
         is_first = self.stage.is_new(place) and self.model.may_arrive_claimed(want)
         tag = f"{text.message}#{nonce:012d}" if is_first else f"arrival#{nonce}"
-        keys = (want.limit, want.busy) if want else (0, "")
-        said = self.stage.take(tag, '"w"', "\nno\n", TASK, seconds, *keys, "other", 99, 1, "drop")
+        terms = f"{seconds} {want.limit} {want.busy}" if want else f"{seconds} 0 "
+        usual = f"\n{TASK}\n{terms}\n\nother\n99 1 drop\n"
+        said = self.stage.take(tag, '"w"', "\nno\n", usual)
         assert said is not None
         if not is_first:
             self.model.arrive(tag)
@@ -176,7 +177,8 @@ class LeaseMachine(RuleBasedStateMachine):
             return
         self.model.arrive_claimed(tag, seconds)
         line = [want.key, str(place[1])] if want else []
-        agree("claimed", said[2:], [str(self.model.token), TASK, *[text.message] * 2, *line])
+        read = [str(self.model.token), TASK, *[text.message] * 2, *line]
+        agree("claimed", said[2:], ["\n".join(read)])
         if heard:
             self.tags.append(tag)
             self.tokens[text.message].append(self.model.token)

@@ -62,18 +62,24 @@ MUTANTS = [
     # ---------------------------------------------------------- watching, arrive.lua, record.lua
     Mutant("it also stays in its list", "arrive", "'RPOP', KEYS[i]", "'LINDEX', KEYS[i], -1"),
     Mutant("the youngest arrives first", "arrive", "'RPOP', KEYS[i]", "'LPOP', KEYS[i]"),
-    Mutant("no reaper hears of it", "arrive", "{'ZADD', KEYS[3], expiry, tag},"),
-    Mutant("plain sweeps do not see it", "arrive", "{'ZADD', KEYS[1], expiry, tag}, "),
+    Mutant(
+        "no reaper hears of it",
+        "arrive",
+        "    or error_in(redis.pcall('ZADD', KEYS[3], expiry, tag))",
+    ),
+    Mutant(
+        "plain sweeps do not see it",
+        "arrive",
+        "error_in(redis.pcall('ZADD', KEYS[1], expiry, tag))\n    or ",
+    ),
     Mutant("it never goes back", "arrive", "seconds or ARGV[2]", "seconds or 100 * ARGV[2]"),
     Mutant(
         "the first list gets it back", "arrive", "cjson.encode(KEYS[i])", "cjson.encode(KEYS[6])"
     ),
-    Mutant(
-        "its queue is the first", "arrive", "local queue = ARGV[i + 1]", "local queue = ARGV[7]"
-    ),
+    Mutant("its queue is the first", "arrive", "name_of(queue_of(i))", "name_of(1)"),
     Mutant("it arrives as a lease", "arrive", '"arriving": true, ', ""),
     Mutant("its lease is the wait for a claim", "arrive", "seconds or ARGV[2]", "ARGV[2]"),
-    Mutant("another task's lease", "arrive", "ARGV[i] == task", "task"),
+    Mutant("another task's lease", "arrive", "(with, '\\n' .. task", "(with, '\\n' .. 'other'"),
     Mutant(
         "a later delivery is claimed",
         "arrive",
@@ -88,7 +94,7 @@ MUTANTS = [
     Mutant(
         "whatever is plain",
         "arrive",
-        "string.find(ARGV[8 + lists], '\\n' .. task .. '\\n', 1, true)",
+        "string.find(without, '\\n' .. task .. '\\n', 1, true)",
         "true",
     ),
     Mutant(
@@ -122,8 +128,16 @@ MUTANTS = [
     Mutant("a token comes twice", "claim", "'%.0f', last + 1", "'%.0f', last"),
     Mutant("tokens do not follow the clock", "claim", "tonumber(time[1]) * 1000000 +", "0 +"),
     Mutant("a lease is the time of delivery", "claim", "now + tonumber(ARGV[3])", "now"),
-    Mutant("no reaper hears of it", "claim", "{'ZADD', KEYS[3], expiry, tag},"),
-    Mutant("plain sweeps do not see it", "claim", "{'ZADD', KEYS[1], expiry, tag}, "),
+    Mutant(
+        "no reaper hears of it",
+        "claim",
+        "    or error_in(redis.pcall('ZADD', KEYS[3], expiry, tag))",
+    ),
+    Mutant(
+        "plain sweeps do not see it",
+        "claim",
+        "error_in(redis.pcall('ZADD', KEYS[1], expiry, tag))\n    or ",
+    ),
     # --------------------------------------------------------------------------------- begin.lua
     Mutant(
         "a beginning is not noted",
@@ -306,7 +320,7 @@ MUTANTS = [
         "an empty queue keeps its name", "move_dead_letter", "redis.pcall('SREM', KEYS[3], ARGV[1])"
     ),
     # ---------------------------------------------------------------------- take.lua, exclusive.lua
-    Mutant("a busy key is taken", "take", "is_free(facts.key, facts.limit, true)", "true"),
+    Mutant("a busy key is taken", "take", "is_free(key, limit, true)", "true"),
     Mutant("who was ousted may extend late", "take", "(not clear or oust(key, tag))", "true"),
     Mutant("nobody is ousted", "take", "(not clear or oust(key, tag))", "not clear"),
     Mutant(
@@ -347,11 +361,12 @@ MUTANTS = [
         "redis.pcall('ZADD', KEYS[6], now, ARGV[1])",
     ),
     Mutant("a place is lost", "claim", "facts.place", "''"),
-    Mutant("nobody is woken", "complete", "    wake(claim.exclusive.key)\n"),
+    Mutant("nobody is woken", "complete", "    wake(key)\n"),
     Mutant(
         "a key is never free",
         "complete",
-        "redis.pcall('ZREM', named('holders', claim.exclusive.key), tag)",
+        "    redis.pcall('ZREM', named('holders', key), tag)\n    wake",
+        "    wake",
     ),
     Mutant(
         "the last in the line is woken",

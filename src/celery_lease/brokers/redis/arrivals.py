@@ -45,6 +45,9 @@ class _Usual(NamedTuple):
     limit: int  #: of its keys; 0: it has none
     busy: str
 
+    def __str__(self) -> str:
+        return f"{self.seconds!r} {self.limit} {self.busy}"
+
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
@@ -71,23 +74,23 @@ class Arrivals:
         self._named: dict[str, _Usual] = {}  # those of the look under way, or answered last
         self._named_at = 0.0  # clock reading
         self._asks = False  # it is not answered
-        self._read: list[str] = []  # token, task, id, publisher's tag, key, priority
+        self._read = ""  # as lines: token, task, id, publisher's tag, key, priority
 
     def args(self, *, expects: bool) -> list[Any]:
         """Return the script's arguments for a look; none if it is to claim nothing."""
         self._named = self._usual if expects else {}
-        self._named_at, self._read = self._clock.now(), []
+        self._named_at, self._read = self._clock.now(), ""
         self._asks = expects and bool(self._args)
         return self._args if expects else []
 
-    def answered(self, read: list[str]) -> None:
+    def answered(self, read: str = "") -> None:
         """Note the answer to a look: what the script has read of a message that it claimed."""
         self._read, self._asks = read, False
 
     @property
     def is_plain(self) -> bool:
         """Whether the message at hand was recorded as a plain one."""
-        return self._read == ["plain"]
+        return self._read == "plain"
 
     def unheard(self, tag: str) -> Arrived | None:
         """Return, once, what a look has perhaps claimed that will not be answered any more."""
@@ -100,7 +103,7 @@ class Arrivals:
             return
         task, self._worker = terms.about["task"], terms.about["worker"]
         usual = _Usual(terms.seconds, *_keys_of(terms.exclusive))
-        if self._usual.get(task) != usual:
+        if self._usual.get(task) != usual and "\n" not in task:
             others = [each for each in self._usual.items() if each[0] != task]
             self._usual = dict([*others[1 - KNOWN :], (task, usual)])
             self._name_them()
@@ -113,8 +116,8 @@ class Arrivals:
 
     def _name_them(self) -> None:
         plain = "\n".join(["", *self._plain, ""])
-        facts = [each for name, known in self._usual.items() for each in (name, *known)]
-        self._args = [json.dumps(self._worker), plain, *facts]
+        usual = "".join(f"\n{task}\n{terms}\n" for task, terms in self._usual.items())
+        self._args = [json.dumps(self._worker), plain, usual]
 
     def claim(
         self, tag: str, queue: str, published: object, priority: int, terms: Terms
@@ -130,8 +133,8 @@ class Arrivals:
         """
         if not self._read or self.is_plain:
             return None
-        token, task, task_id, name, *line = self._read
-        usual = self._named[task]
+        token, task, task_id, name, *line = self._read.split("\n")
+        usual = self._named.get(task)
         if (
             name != published
             or terms.about != {"task": task, "id": task_id, "worker": self._worker}

@@ -166,12 +166,13 @@ class RedisDriver(VirtualDriver):
     ) -> tuple[KeyAnswer, list[Answer]]:
         keys = [*self.keys.claims, self.keys.token]
         try:
-            verdict, by, *gone = self.server.run("take", keys, [tag, *done])
+            reply = self.server.run("take", keys, [tag, *done])
+            verdict, gone, by = bytes_to_str(reply).split(" ", 2)
         except Exception as exc:  # noqa: BLE001  (no answer, in as many ways as there are faults)
             logger.warning("exclusive key of a task not taken: %s", exc)
             return KeyAnswer(Verdict.UNKNOWN), [Answer.UNKNOWN] * len(done)
-        answer = KeyAnswer(Verdict(bytes_to_str(verdict)), bytes_to_str(by))
-        return answer, [Answer.HELD if each else Answer.LOST for each in gone]
+        answer = KeyAnswer(Verdict(verdict), by)
+        return answer, [Answer.HELD if each == "1" else Answer.LOST for each in gone]
 
     keys_in_use = exclusive_keys.in_use
     key_in_use = exclusive_keys.use_of
@@ -206,15 +207,15 @@ class RedisDriver(VirtualDriver):
             lists: In the order in which they are read: the first list of each queue, and so on.
             by_name: The server has the script already.
             stance: The facts about a channel that is notified of messages; None: it polls.
-            claims: The worker as JSON, tasks without leases, and tasks with the seconds of theirs:
-                what is claimed, or recorded as a plain message, at once.
+            claims: The worker as JSON, tasks without leases, and tasks with theirs: what is
+                claimed, or recorded as a plain message, at once.
         """
         keys = [*self.keys.claims, self.keys.bell, *lists]
         said: tuple[Any, ...] = ("", "", 0)
         if stance is not None:
-            keys += self._places(stance.queues)
             said = (stance.channel, stance.letters, stance.heard)
-        args = (tag, seconds, len(lists), *said, *lists.values(), *claims)
+        queues = tuple(dict.fromkeys(lists.values()))
+        args = (tag, seconds, *said, len(queues), *queues, *claims)
         return self.server.command("arrive", keys, args, by_name=by_name)
 
     def leave(self, channel: str, queues: Sequence[str]) -> bool:

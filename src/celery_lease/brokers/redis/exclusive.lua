@@ -29,6 +29,20 @@ local function keyed(record)
   return type(facts) == 'table' and type(facts.key) == 'string' and claim or nil
 end
 
+-- Returns the key and the limit of a record that is not parked, without decoding it where it can.
+local function needs(record)
+  local _, last = string.find(record or '', '"exclusive": {"key": "', 1, true)
+  local key, limit
+  if last and string.sub(record, 1, 11) ~= '{"parked": ' then
+    key, limit = string.match(record, '^([^"\\]+)", "limit": (%d+),', last + 1)
+  end
+  local claim = last and not key and keyed(record)
+  if claim and not claim.parked then
+    key, limit = claim.exclusive.key, claim.exclusive.limit
+  end
+  return key, tonumber(limit)
+end
+
 -- Move what a holder held, whose lease has expired, to a tag that nobody knows: the holder cannot
 -- extend it any more, and a reaper returns it. Returns whether the key is rid of it.
 local function oust(key, tag)
@@ -127,12 +141,15 @@ end
 
 -- Free the key of a record that has ended: its own, or its place in the line.
 release = function(tag, record)
+  local key = needs(record)
+  if key then
+    redis.pcall('ZREM', named('holders', key), tag)
+    wake(key)
+    return
+  end
   local claim = keyed(record)
-  if claim and claim.parked then
+  if claim then
     step_out(tag, claim)
-  elseif claim then
-    redis.pcall('ZREM', named('holders', claim.exclusive.key), tag)
-    wake(claim.exclusive.key)
   end
 end
 

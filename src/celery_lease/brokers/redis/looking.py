@@ -70,16 +70,16 @@ class Looks:
         try:
             reply = parse("BRPOP")
         except NoScriptError:
-            self.claims.answered([])
+            self.claims.answered()
             self._known = False
             return None
         except ResponseError as exc:
-            self.claims.answered([])
+            self.claims.answered()
             if not str(exc).startswith(WRONG_KEY):
                 raise
             self._log_once(str(exc))
             return Seen()
-        self.claims.answered([bytes_to_str(each) for each in (reply or ())[2:]])
+        self.claims.answered(*map(bytes_to_str, (reply or ())[2:]))
         self._known = True
         if not reply:
             return Seen()

@@ -14,6 +14,10 @@ local function read(record)
   return good and type(claim.key) == 'string' and claim or nil
 end
 
+local function error_in(reply)
+  return type(reply) == 'table' and reply.err and reply or nil
+end
+
 -- Tokens only grow, also after the server lost its data: none is below the server's clock; a counter
 -- that is no number counts as none.
 local function next_token()
@@ -46,25 +50,25 @@ end
 
 -- Record a message under a tag, as a whole or not at all. Returns an error, or nil.
 local function keep(tag, expiry, text, claim)
-  for _, write in ipairs({{'ZADD', KEYS[1], expiry, tag}, {'ZADD', KEYS[3], expiry, tag},
-      {'HSET', KEYS[4], tag, claim}, {'HSET', KEYS[2], tag, text}}) do
-    local reply = redis.pcall(unpack(write))
-    if type(reply) == 'table' and reply.err then
-      settle(tag)
-      return reply
-    end
+  local err = error_in(redis.pcall('ZADD', KEYS[1], expiry, tag))
+    or error_in(redis.pcall('ZADD', KEYS[3], expiry, tag))
+    or error_in(redis.pcall('HSET', KEYS[4], tag, claim))
+    or error_in(redis.pcall('HSET', KEYS[2], tag, text))
+  if err then
+    settle(tag)
   end
+  return err
 end
 
 -- Record a message under a tag as kombu records one without a lease, or not at all. Returns an
 -- error, or nil.
 local function keep_plain(tag, text)
   redis.call('ZADD', KEYS[1], now, tag)
-  local stored = redis.pcall('HSET', KEYS[2], tag, text)
-  if type(stored) == 'table' and stored.err then
+  local err = error_in(redis.pcall('HSET', KEYS[2], tag, text))
+  if err then
     redis.pcall('ZREM', KEYS[1], tag)
-    return stored
   end
+  return err
 end
 
 -- Whether a message is recorded under a tag; clears what a plain kombu sweep has left of one.

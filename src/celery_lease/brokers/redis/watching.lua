@@ -7,20 +7,28 @@
 -- message passes its place to the first in line: for PASSING ms nobody else may have it, so that
 -- messages go round. A bell that nobody took meanwhile shows that nobody stands in line.
 local WATCHING, PASSING, RINGING = 30000, 1000, 10  -- ms, ms, seconds
-local lists, me, letters, heard = tonumber(ARGV[3]), ARGV[4], ARGV[5], tonumber(ARGV[6])
-local queues = (#KEYS - 5 - lists) / 2
+local me, letters, heard, queues = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local wrong, wrongs = '', 0
 
 local function is_so(letter)
   return string.find(letters, letter, 1, true) ~= nil
 end
 
+local function name_of(number)
+  return ARGV[6 + number]
+end
+
+-- Returns the number of a list's queue.
+local function queue_of(i)
+  return (i - 6) % queues + 1
+end
+
 local function watcher(number)
-  return KEYS[4 + lists + 2 * number]
+  return KEYS[2] .. '.watcher.' .. name_of(number)
 end
 
 local function bell(number)
-  return KEYS[5 + lists + 2 * number]
+  return KEYS[2] .. '.bell.' .. name_of(number)
 end
 
 local function ring(number)
@@ -51,9 +59,9 @@ local function ring_for(i)
       ring(number)
     end
   end
-  local next_queue = (i - 6) % queues + 1
-  if is_unheard(i, bell(next_queue)) then
-    ring(next_queue)
+  local queue = queue_of(i)
+  if is_unheard(i, bell(queue)) then
+    ring(queue)
   end
 end
 
@@ -85,6 +93,6 @@ local function nothing()
 end
 
 -- What an idle channel asks from time to time adds up; this is one command, whatever its lists.
-if is_so('i') and redis.call('EXISTS', unpack(KEYS, 6, 5 + lists)) == 0 then
+if is_so('i') and redis.call('EXISTS', unpack(KEYS, 6)) == 0 then
   return nothing()
 end
