@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import RecoverableConnectionError
 
-from celery_lease.brokers.amqp.delivery import ReceivedMessage
+from celery_lease.brokers.amqp.delivery import Delivery
 from celery_lease.brokers.amqp.limits import Limit
 from celery_lease.core.delivery import Terms
 
@@ -66,14 +66,13 @@ def claim(
     waits: bool = False,
 ) -> Claim:
     """Let a message arrive on a channel."""
-    received = ReceivedMessage(
+    delivery = Delivery(
         channel=channel,
         number=number,
-        queue="q",
         limit=Limit("q", timeout),
         message_id=f"m{number}",
         headers={},
         redelivered=redelivered,
     )
     terms = Terms(seconds=seconds, waits=waits, about={"id": number})
-    return driver.claim(received, terms, clock.now())
+    return driver.claim(delivery, terms, clock.now())

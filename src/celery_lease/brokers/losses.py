@@ -75,20 +75,17 @@ class Losses:
                 without an id are not counted.
             again: It was delivered before. If not, it is another message, even under the same id.
             waits: Its task has not begun.
-            about: Further facts, for the dead letter.
+            about: Further facts, for the dead letter; ``since``: when, in seconds since 1970.
         """
-        since = self._clock.wall().timestamp()
         if not message:
             return 0
-        former = self._last.get(message, "")
-        if again and not self.waits(former):
+        if again and not self.waits(former := self._last.get(message, "")):
             self.lost(former, reason="expired")
         with self._lock:
             if not again:
                 self._losses.pop(message, None)
                 self._histories.pop(message, None)
-            delivery = _Delivery(message, {**about, "since": since}, waits)
-            remember(self._deliveries, tag, delivery, self._remembered)
+            remember(self._deliveries, tag, _Delivery(message, about, waits), self._remembered)
             remember(self._last, message, tag, self._remembered)
             return self._losses.get(message, 0)
 

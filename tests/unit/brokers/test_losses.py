@@ -92,12 +92,12 @@ def test_the_longest_unseen_is_forgotten() -> None:
 def test_what_was_known_of_a_loss_is_kept_with_its_message() -> None:
     """With what is known of the delivery; until the message is another one."""
     losses = Losses()
-    losses.delivered("a1", "a", again=False, worker="w")
+    losses.delivered("a1", "a", again=False, worker="w", since=1.0)
     losses.lost("a1", {"cause": "SIGSEGV"})
     losses.lost("a1", {"cause": "again"})
     losses.delivered("a2", "a", again=True)
     (history,) = losses.history("a2")
-    assert history.pop("since") <= history.pop("ended")
+    assert history.pop("since") == 1.0 < history.pop("ended")
     assert history == {"reason": "given up", "worker": "w", "cause": "SIGSEGV"}
     losses.ended(["a2"])
     assert losses.history("a2") == []
@@ -109,7 +109,7 @@ def test_a_history_fits_beside_its_message() -> None:
     """The latest losses are kept longest, and their stacks."""
     losses = Losses()
     for number in range(KEPT_OF_EACH + 5):
-        losses.delivered(f"a{number}", "a", again=True, number=number)
+        losses.delivered(f"a{number}", "a", again=True, number=number, since=1.9e9 + 1 / 7)
         losses.lost(f"a{number}", {"stack": "x" * 2000})
     losses.delivered("a", "a", again=True)
     history = losses.history("a")

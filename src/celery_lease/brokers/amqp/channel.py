@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from amqp import spec
 from amqp.exceptions import PreconditionFailed
 
-from celery_lease.brokers.amqp.delivery import CLOSED, ReceivedMessage
+from celery_lease.brokers.amqp.counts import HEADER
+from celery_lease.brokers.amqp.delivery import CLOSED, Delivery
 from celery_lease.brokers.amqp.frames import guard, spoil
 from celery_lease.brokers.amqp.limits import Limit, consumer_timeout, learn, spends_budget
 from celery_lease.brokers.amqp.plain import PlainMessage, PlainMessages
@@ -157,6 +158,8 @@ class Leasing(LeasingChannel):
                     self.send_method(spec.Basic.Nack, "Lbb", (number, False, True))
 
     def _is_last(self: Any, headers: Mapping[str, Any], consumer: str) -> bool:
+        if HEADER not in headers:
+            return False
         version = str(self.connection.server_properties.get("version", ""))
         return spends_budget(headers, self.arguments[consumer], version)
 
@@ -218,10 +221,9 @@ class Leasing(LeasingChannel):
             plain = PlainMessage(message, limit, self.lease_clock.now())
             self.plain.put(message.delivery_tag, plain)
             return
-        received = ReceivedMessage(
+        delivery = Delivery(
             channel=self,
             number=message.delivery_tag,
-            queue=limit.queue,
             limit=limit,
             message_id=message.properties.get("correlation_id") or "",
             headers=message.headers,
@@ -230,7 +232,7 @@ class Leasing(LeasingChannel):
             is_dead_lettered=consumer in self.dead_lettered,
             is_last=self._is_last(message.headers, consumer),
         )
-        claim = self.lease_driver.claim(received, terms, self.lease_clock.now())
+        claim = self.lease_driver.claim(delivery, terms, self.lease_clock.now())
         message.delivery_tag = claim.tag
         self.lease_holder.claimed(claim, message)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from amqp import spec
@@ -21,37 +21,29 @@ if TYPE_CHECKING:
 CLOSED = (AMQPError, struct.error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivedMessage:
-    """A message as it was received, before it is claimed."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Delivery:
+    """A message that this process got; settled at most once, by the thread that removes it."""
 
     channel: Any
-    number: int
-    queue: str
-    limit: Limit
+    number: int  #: the broker's delivery tag, on this channel
+    limit: Limit  #: of its queue
     message_id: str
     headers: Mapping[str, Any]
     redelivered: bool
     raw: Any = None  #: py-amqp's message
-    is_dead_lettered: bool = False  #: its queue has a dead-letter exchange
-    is_last: bool = False  #: an orderly return would end it at the broker
-
-
-@dataclass(slots=True, eq=False)
-class Delivery:
-    """A message that this process holds; settled at most once, by the thread that removes it."""
-
-    channel: Any
-    number: int  #: the broker's delivery tag, on this channel
-    queue: str
-    about: Mapping[str, Any]
-    expiry: float  #: clock reading
-    raw: Any = None  #: py-amqp's message
-    deliveries: int = 1  #: this one included
-    losses: int = 0
     is_dead_lettered: bool = False  #: the queue has a dead-letter exchange
     is_last: bool = False  #: an orderly return would end the message at the broker
     is_copied: bool = False  #: a copy is in the queue already
+    # Since it is claimed:
+    about: Mapping[str, Any] = field(default_factory=dict)
+    expiry: float = 0.0  #: clock reading
+    deliveries: int = 1  #: this one included
+    losses: int = 0
+
+    @property
+    def queue(self) -> str:
+        return self.limit.queue
 
     def acknowledge(self) -> bool:
         """Acknowledge; False: the channel is gone, and the delivery with it."""

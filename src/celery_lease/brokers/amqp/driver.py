@@ -15,7 +15,7 @@ from kombu.transport import pyamqp
 from celery_lease.brokers.amqp import channel as channels, dead
 from celery_lease.brokers.amqp.counts import Counts
 from celery_lease.brokers.amqp.dead import AmqpDeadLetters
-from celery_lease.brokers.amqp.delivery import Delivery, ReceivedMessage
+from celery_lease.brokers.amqp.delivery import Delivery
 from celery_lease.brokers.amqp.frames import is_cut
 from celery_lease.brokers.amqp.limits import faulty_option
 from celery_lease.brokers.amqp.reader import Reader, reader_of
@@ -73,7 +73,7 @@ class AmqpDriver(Driver):
         """*dial* opens a kombu connection to the same broker."""
         self._clock = clock
         self._dial = dial or _nowhere
-        self._tokens, self._counts, self._losses = Tokens(clock), Counts(), Losses(clock)
+        self._tokens, self._counts, self._losses = Tokens(), Counts(), Losses(clock)
         self._letters = AmqpDeadLetters(self._dial)
         self._name = uuid.uuid4().hex[:8]
         #: Guards the table and the expiries in it; not held during calls or callbacks.
@@ -122,44 +122,36 @@ class AmqpDriver(Driver):
     tend = staticmethod(channels.tend)
     catch_up = staticmethod(channels.catch_up)
 
-    def claim(self, received: ReceivedMessage, terms: Terms, now: float) -> Claim:
-        received.limit.log_if_short(terms.longest)
-        token = self._tokens.next()
-        seconds = min(terms.seconds, received.limit.seconds)
-        tag = f"{self._name}.{token}.{received.number}"
-        name, again = received.message_id, received.redelivered
-        deliveries = self._counts.count(name, received.headers, redelivered=again)
-        losses = self._losses.delivered(
+    def claim(self, delivery: Delivery, terms: Terms, now: float) -> Claim:
+        limit, name, again = delivery.limit, delivery.message_id, delivery.redelivered
+        limit.log_if_short(terms.longest)
+        at = self._clock.wall().timestamp()
+        token = self._tokens.next(at)
+        seconds = min(terms.seconds, limit.seconds)
+        tag = f"{self._name}.{token}.{delivery.number}"
+        delivery.about, delivery.expiry = terms.about, now + seconds
+        delivery.deliveries = self._counts.count(name, delivery.headers, redelivered=again)
+        delivery.losses = self._losses.delivered(
             tag,
             name,
             again=again,
             waits=terms.waits,
-            deliveries=deliveries,
+            deliveries=delivery.deliveries,
             worker=terms.about.get("worker"),
             token=token,
+            since=at,
         )
         with self._lock:
-            self._deliveries[tag] = Delivery(
-                channel=received.channel,
-                number=received.number,
-                queue=received.queue,
-                about=terms.about,
-                expiry=now + seconds,
-                raw=received.raw,
-                deliveries=deliveries,
-                losses=losses,
-                is_dead_lettered=received.is_dead_lettered,
-                is_last=received.is_last,
-            )
+            self._deliveries[tag] = delivery
         return Claim(
             tag=tag,
             token=token,
-            queue=received.queue,
-            deliveries=deliveries,
-            losses=losses,
+            queue=limit.queue,
+            deliveries=delivery.deliveries,
+            losses=delivery.losses,
             asked_at=now,
             seconds=seconds,
-            limit=received.limit.seconds,
+            limit=limit.seconds,
         )
 
     def extend(self, renewals: Sequence[Renewal], *, timeout: float = 0.0) -> list[Answer]:
@@ -180,7 +172,6 @@ class AmqpDriver(Driver):
         self._losses.ended(tags)
 
     def complete(self, tags: Sequence[str]) -> list[Answer]:
-        self._losses.ended(tags)
         return self._settle(tags, Delivery.acknowledge)
 
     def drop(self, tags: Sequence[str]) -> list[Answer]:

@@ -12,6 +12,7 @@ import socket
 import ssl
 import threading
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _CLOSED = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 TURN_TIMEOUT = 5.0
 
 
+@cache
 def is_green() -> bool:
     """Whether loops here are green: select is replaced, and a wait lets other greenlets run."""
     return getattr(getattr(select, "poll", None), "__module__", "") != "select"

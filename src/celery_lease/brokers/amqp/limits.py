@@ -93,8 +93,11 @@ def spends_budget(
         arguments: The known arguments of the queue.
         version: RabbitMQ's version.
     """
-    count, release = headers.get(HEADER), tuple(map(int, re.findall(r"\d+", version)[:2]))
-    if not isinstance(count, int) or not release or release >= NACKS_ARE_FREE:
+    count = headers.get(HEADER)
+    if not isinstance(count, int):
+        return False
+    release = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    if not release or release >= NACKS_ARE_FREE:
         return False
     default = DELIVERY_LIMIT if release >= LIMITED_BY_DEFAULT else -1
     limit = next((each[LIMIT] for each in arguments if LIMIT in each), default)

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 #: One frame as py-amqp reads it: its type, its channel's number, its payload.
 Frame = tuple[int, int, bytes]
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
+#: The begin of an answer's payload.
+FLOW_OK = struct.pack(">HH", *spec.Channel.FlowOk)
 
 #: Seconds between two looks for an answer.
 LOOK = 0.01
@@ -82,7 +84,7 @@ class Reader:
         """
         with self._lock:
             self._reads += 1
-            frame = self._frames.popleft() if self._frames else self._heard(self._receive(timeout))
+            frame = self._frames.popleft() if self._frames else self._receive(timeout)
         if frame is None:
             return True
         return self._connection.on_inbound_frame(frame) or frame[0] == HEARTBEAT
@@ -163,16 +165,14 @@ class Reader:
             return 0
         return self._asked[number]
 
-    def _receive(self, timeout: float | None) -> Frame:
+    def _receive(self, timeout: float | None) -> Frame | None:
+        """Read a frame; None: an answer to a question, which the consuming thread skips."""
         transport = self._connection.transport
         with transport.having_timeout(timeout):
-            return transport.read_frame()  # type: ignore[no-any-return]
-
-    def _heard(self, frame: Frame) -> Frame | None:
-        """Record a frame; None for an answer to a question, which the consuming thread skips."""
+            frame: Frame = transport.read_frame()
         self._silence = 0.0
         kind, channel, payload = frame
-        if kind == METHOD and _method(payload) == spec.Channel.FlowOk:
+        if kind == METHOD and payload[:4] == FLOW_OK:
             self._connection.bytes_recv += 1
             self._answers[channel] += 1
             self._answered.set()
@@ -185,7 +185,7 @@ class Reader:
             for _ in range(FRAMES):
                 if not self._has_unread():
                     break
-                frame = self._heard(self._receive(LOOK if _poll() is None else FRAME_TIMEOUT))
+                frame = self._receive(LOOK if _poll() is None else FRAME_TIMEOUT)
                 if frame is not None:
                     self._keep(frame)
         except TimeoutError:

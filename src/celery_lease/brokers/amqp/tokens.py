@@ -8,19 +8,14 @@ one after an expiry follows after seconds. Tokens stay below 2**53, which double
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from celery_lease.core.clock import Clock
-
 
 class Tokens:
     """Creates tokens. For the consuming thread only."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._last = 0
 
-    def next(self) -> int:
-        self._last = max(self._last + 1, int(self._clock.wall().timestamp() * 1_000_000))
+    def next(self, at: float) -> int:
+        """Return the next token; *at* is the time, in seconds since 1970."""
+        self._last = max(self._last + 1, int(at * 1_000_000))
         return self._last

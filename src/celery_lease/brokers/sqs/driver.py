@@ -126,6 +126,7 @@ class SqsDriver(VirtualDriver):
                 deliveries=received.receives,
                 worker=terms.about.get("worker"),
                 token=token,
+                since=self._clock.wall().timestamp(),
             ),
             asked_at=now,
             seconds=min(terms.seconds, good_until - now),
@@ -154,7 +155,6 @@ class SqsDriver(VirtualDriver):
         return [Answer.HELD] * len(tags)
 
     def complete(self, tags: Sequence[str]) -> list[Answer]:
-        self._losses.ended(tags)
         return self._batches.ask(DELETE, [self._entry(tag) for tag in tags], ANSWER_TIMEOUT)
 
     def requeue(
