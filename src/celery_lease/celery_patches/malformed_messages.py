@@ -12,10 +12,12 @@ Versions: Celery 5.5.3 to 5.7.0.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import signals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ def _check_time_limits(headers: object) -> None:
     Raises:
         ValueError, TypeError: They are not.
     """
-    limits = headers.get("timelimit") if isinstance(headers, Mapping) else None
+    limits = headers.get("timelimit") if isinstance(headers, dict) else None
     hard, soft = limits or (None, None)
     for each in (hard, soft):
         if each is not None:

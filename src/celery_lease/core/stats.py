@@ -13,6 +13,7 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakSet
 
@@ -70,15 +71,19 @@ class Stats:
         self.counts: Counter[Key] = Counter()
         self.round_trips = RoundTripStats()
         self._pairs: set[tuple[str, str]] = set()
+        self._keys: dict[tuple[Fact, str, str, str], Key] = {}  # of the counted pairs
 
     def count(self, fact: Fact, task: str, queue: str, detail: str = "") -> None:
+        facts = (fact, detail, task, queue)
+        self.counts[self._keys.get(facts) or self._key(*facts)] += 1
+
+    def _key(self, fact: Fact, detail: str, task: str, queue: str) -> Key:
         pair = (task, queue)
         if pair not in self._pairs:
-            if len(self._pairs) < MOST_PAIRS:
-                self._pairs.add(pair)
-            else:
-                pair = OTHERS
-        self.counts[Key(fact, detail, *pair)] += 1
+            if len(self._pairs) >= MOST_PAIRS:
+                return Key(fact, detail, *OTHERS)
+            self._pairs.add(pair)
+        return self._keys.setdefault((fact, detail, *pair), Key(fact, detail, *pair))
 
 
 class Holding(Protocol):
@@ -125,6 +130,7 @@ if sys.platform != "win32":
     os.register_at_fork(after_in_child=_begin_anew)
 
 
+@cache
 def label(words: str) -> str:
     """Return words as the value of a label: ``handed_back``, ``max_duration``."""
     return words.lower().replace(" ", "_").replace("-", "_")

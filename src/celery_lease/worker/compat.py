@@ -54,7 +54,7 @@ def task_of(
     A message that cannot be read is no leased task; Celery handles it as usual.
     """
     headers = message.headers
-    if not isinstance(headers, Mapping):
+    if not isinstance(headers, dict):
         return "", "", {}
     facts: Any = headers
     if "task" not in headers:
@@ -70,7 +70,7 @@ def task_of(
     return (
         name if isinstance(name, str) else "",
         str(facts.get("id", "")),
-        options if isinstance(options, Mapping) else {},
+        options if options and isinstance(options, Mapping) else {},
     )
 
 

@@ -42,7 +42,7 @@ class Outbox:
         if what and self._left:
             self._left.append((how, what))
         elif what:
-            return self._send(how, what)
+            return self.answered(how, what, how(what))
         return True
 
     def later(self, how: Callable[[list[Any]], list[Answer]], what: list[Any]) -> None:
@@ -60,7 +60,7 @@ class Outbox:
                 how, what = self._left.popleft()
             except IndexError:  # a closing worker's main thread and its keeper may both be here
                 break
-            if not self._send(how, what):
+            if not self.answered(how, what, how(what)):
                 break
         return len(self._left)
 
@@ -75,21 +75,18 @@ class Outbox:
         """The number of messages whose calls were not answered."""
         return sum(len(what) for _, what in tuple(self._left))
 
-    def _send(self, how: Callable[[list[Any]], list[Answer]], what: list[Any]) -> bool:
-        """Call the broker; keep the items without an answer, and return False if there are some."""
-        return self.answered(how, what, how(what))
-
     def answered(
         self, how: Callable[[list[Any]], list[Answer]], what: list[Any], said: list[Answer]
     ) -> bool:
         """Keep for *how* those of *what* that the broker did not answer; False: there are some."""
-        answers = list(zip(what, said, strict=True))
-        again = [each for each, answer in answers if answer is Answer.UNKNOWN]
-        if again:
-            self._left.append((how, again))
-        for each, answer in answers:
-            if answer is Answer.LOST:
+        again = []
+        for each, answer in zip(what, said, strict=True):
+            if answer is Answer.UNKNOWN:
+                again.append(each)
+            elif answer is Answer.LOST:
                 extra = {fields.LEASE: each}
                 text = "lease %s had ended: nothing was changed at the broker"
                 logger.info(text, each, extra=extra)
+        if again:
+            self._left.append((how, again))
         return not again

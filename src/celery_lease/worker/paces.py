@@ -31,10 +31,10 @@ class Paces:
         if entry.span is not Span.BODY:
             return
         if span.stores:
-            self._gaps(entry, entry.beat, beat, now)
+            _add_last_gap(self._of(entry), entry, entry.beat, beat, now)
         elif beat > entry.beat:
             entry.beats += 1
-            self._gap(entry, entry.beat, beat)
+            _add_gap(self._of(entry), entry, entry.beat, beat)
 
     def ended(self, entry: LeaseEntry, started: float, beat: float, now: float) -> None:
         """Record the end of a run: *started*, *beat* (its last) and *now* are monotonic seconds."""
@@ -46,7 +46,7 @@ class Paces:
             pace.lost += 1
             return
         if not entry.span.stores:  # the end of its body was not seen
-            self._gaps(entry, max(entry.beat, started), beat, now)
+            _add_last_gap(pace, entry, max(entry.beat, started), beat, now)
         pace.runs += 1
         pace.longest_run = max(pace.longest_run, now - started)
         pace.silent += not entry.beats and now - started > SEEN
@@ -56,19 +56,22 @@ class Paces:
         """Return the paces for JSON, by task."""
         return {name: pace.to_dict() for name, pace in self._paces.items()}
 
-    def _gaps(self, entry: LeaseEntry, seen: float, beat: float, now: float) -> None:
-        """Record the gap at the end of a body, with a last beat that the keeper had not *seen*."""
-        last = max(seen, beat)
-        self._gap(entry, *((seen, last) if last - seen > now - last else (last, now)))
-
-    def _gap(self, entry: LeaseEntry, since: float, until: float) -> None:
-        """Record a gap between two beats; declared quiet periods do not count."""
-        gap = max(0.0, until - max(since, entry.quiet))
-        entry.gap = max(entry.gap, gap)
-        self._of(entry).add_gap(gap)
-
     def _of(self, entry: LeaseEntry) -> Pace:
         name = entry.lease.name
-        if name not in self._paces and len(self._paces) >= MOST_PAIRS:
-            name = OTHERS[0]
-        return self._paces.setdefault(name, Pace())
+        if name not in self._paces:
+            name = name if len(self._paces) < MOST_PAIRS else OTHERS[0]
+            self._paces.setdefault(name, Pace())
+        return self._paces[name]
+
+
+def _add_last_gap(pace: Pace, entry: LeaseEntry, seen: float, beat: float, now: float) -> None:
+    """Record the gap at the end of a body, with a last beat that the keeper had not *seen*."""
+    last = max(seen, beat)
+    _add_gap(pace, entry, *((seen, last) if last - seen > now - last else (last, now)))
+
+
+def _add_gap(pace: Pace, entry: LeaseEntry, since: float, until: float) -> None:
+    """Record a gap between two beats; declared quiet periods do not count."""
+    gap = max(0.0, until - max(since, entry.quiet))
+    entry.gap = max(entry.gap, gap)
+    pace.add_gap(gap)

@@ -38,6 +38,7 @@ class Policies:
         self._app = app
         self._loaded = loaded
         self._known: dict[str, Resolved | None] = {}
+        self._usual: dict[str, LeasePolicy | None] = {}  # of calls without options
         self.uncovered: dict[str, str] = {}  #: tasks that cannot get a lease, and why
 
     def __call__(self, name: str, options: Mapping[str, object]) -> LeasePolicy | None:
@@ -46,6 +47,14 @@ class Policies:
         The caller has checked a call's options; wrong ones of a foreign client are logged and
         ignored, so that its message is not lost over them.
         """
+        if not options and name in self._usual:
+            return self._usual[name]
+        policy = self._of_call(name, options)
+        if not options:
+            self._usual[name] = policy
+        return policy
+
+    def _of_call(self, name: str, options: Mapping[str, object]) -> LeasePolicy | None:
         base = self._task(name)
         if base is None:
             return None

@@ -63,7 +63,8 @@ def wait_for_process(pool: Any) -> None:
 
     Without the event loop a prefork pool takes a lock (billiard's ``Pool._putlock``) for each task.
     """
-    lock = getattr(getattr(pool, "_pool", None), "_putlock", None)
-    if lock is not None and type(pool).__module__ == MODULE and pool.putlocks:
-        lock.acquire()
-        lock.release()
+    if getattr(pool, "putlocks", False) and type(pool).__module__ == MODULE:
+        lock = getattr(getattr(pool, "_pool", None), "_putlock", None)
+        if lock is not None:
+            lock.acquire()
+            lock.release()

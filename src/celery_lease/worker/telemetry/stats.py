@@ -63,15 +63,17 @@ class LeaseStats(Stats):
 
     def changed(self, lease: Lease) -> None:
         """Record that a lease was granted, started or lost. The lease calls this itself."""
+        claim = lease.claim
         if lease.state is State.RESERVED:
-            self._count(Fact.GRANTED, lease)
-            claim = lease.claim
-            self._emit(GRANTED_EVENT, lease, queue=claim.queue, deliveries=claim.deliveries)
+            self.count(Fact.GRANTED, lease.name, claim.queue)
+            if self.listening:
+                self._emit(GRANTED_EVENT, lease, queue=claim.queue, deliveries=claim.deliveries)
         elif lease.state is State.RUNNING:
-            self._count(Fact.STARTED, lease)
-            self._emit(STARTED_EVENT, lease)
+            self.count(Fact.STARTED, lease.name, claim.queue)
+            if self.listening:
+                self._emit(STARTED_EVENT, lease)
         elif lease.lost is not None:
-            self._count(Fact.LOST, lease, CONSEQUENCES[lease.lost].label)
+            self.count(Fact.LOST, lease.name, claim.queue, CONSEQUENCES[lease.lost].label)
             self._emit(LOST_EVENT, lease, reason=str(lease.lost))
             if self.trail is not None:
                 reason = CONSEQUENCES[lease.lost].label
@@ -82,9 +84,10 @@ class LeaseStats(Stats):
     ) -> None:
         """Record how a lease left this worker, and the known facts of its loss."""
         self.endings[ending] += 1
-        self._count(Fact.ENDED, lease, label(ending))
-        facts = {name: value for name, value in why.items() if name != "stack"}
-        self._emit(ENDED_EVENT, lease, ending=str(ending), **facts)
+        self.count(Fact.ENDED, lease.name, lease.claim.queue, label(ending))
+        if self.listening:
+            facts = {name: value for name, value in why.items() if name != "stack"}
+            self._emit(ENDED_EVENT, lease, ending=str(ending), **facts)
         if self.trail is not None:
             failed = ending.is_loss or ending is Ending.DEAD_LETTERED
             self.trail.ended(lease, str(ending), label(ending) if failed else "")
@@ -98,17 +101,17 @@ class LeaseStats(Stats):
     def waited(self, lease: Lease) -> None:
         """Note that a task has its key; and for how long it waited, if it was parked for it."""
         if lease.claim.parked_at is not None:
-            self._count(Fact.WAITED, lease)
+            self.count(Fact.WAITED, lease.name, lease.claim.queue)
             now = self._clock.wall().timestamp()
             self.key_wait += max(0.0, now - lease.claim.parked_at)
 
     def beaten(self, lease: Lease) -> None:
         """Record that a task has beaten since the keeper's last look."""
-        self._count(Fact.BEAT, lease)
+        self.count(Fact.BEAT, lease.name, lease.claim.queue)
 
     def answered(self, lease: Lease, answer: Answer) -> None:
         """Record the broker's answer to an extension."""
-        self._count(Fact.EXTENDED, lease, answer.value)
+        self.count(Fact.EXTENDED, lease.name, lease.claim.queue, answer.value)
 
     def extended(self, began: float, answers: Sequence[Answer], asked: int) -> None:
         """Note a batch of extensions that ended now."""
@@ -153,12 +156,7 @@ class LeaseStats(Stats):
         """Record when the keeper's next pass is due."""
         self.keeper_due = self._clock.now() + seconds
 
-    def _count(self, fact: Fact, lease: Lease, detail: str = "") -> None:
-        self.count(fact, lease.name, lease.claim.queue, detail)
-
     def _emit(self, kind: str, lease: Lease, **fields: object) -> None:
-        if not self.listening:
-            return
         about = {
             "uuid": lease.task_id,
             "name": lease.name,
