@@ -36,8 +36,10 @@ class FakeMessage:
     def __init__(self, task_id: str, task: str, lease: Mapping[str, object] | None = None) -> None:
         self.headers = {"task": task, "id": task_id, "lease": lease}
         self.lease: Any = None
+        self.lease_task = task, task_id
         self.lease_policy: LeasePolicy | None = None
         self.lease_exclusive: Exclusive | None = None
+        self.lease_fault: Exception | None = None
 
 
 @dataclass

@@ -23,7 +23,7 @@ import mmap
 import os
 import struct
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from celery_lease.board import file as boardfile
@@ -75,22 +75,18 @@ class BoardFull(Exception):
     """Every record is in use."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Slot:
     """A record lent to one lease."""
 
     index: int
     generation: int
+    first: int = field(init=False, repr=False, compare=False)  #: index of the record's first cell
+    #: The offset that marks flags with the slot's generation.
+    mark: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def first(self) -> int:
-        """Index of the record's first cell."""
-        return self.index * RECORD_CELLS
-
-    @property
-    def mark(self) -> int:
-        """The offset that marks flags with the slot's generation."""
-        return self.generation << FLAG_BITS
+    def __post_init__(self) -> None:
+        self.first, self.mark = self.index * RECORD_CELLS, self.generation << FLAG_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +185,8 @@ class Board:
         """Return the slot's cells as doubles, for beats."""
         return self.numbers[slot.first : slot.first + RECORD_CELLS]
 
-    def lend(self) -> Slot:
-        """Lend a blank record.
+    def lend(self, deadline: float | None = None) -> Slot:
+        """Lend a blank record, whose task may beat until *deadline*.
 
         Raises:
             BoardFull: There is no free record.
@@ -201,6 +197,8 @@ class Board:
         slot = Slot(*taken)
         start = slot.index * RECORD_BYTES
         self.memory[start : start + RECORD_BYTES] = _BLANK
+        if deadline is not None:
+            self._open(slot, deadline)
         return slot
 
     @property
@@ -213,8 +211,9 @@ class Board:
         """Whether all records are lent."""
         return self._lending.is_all_lent
 
-    def free(self, slot: Slot) -> None:
-        self.numbers[slot.first + GATE] = 0.0
+    def free(self, slot: Slot, flags: int = 0) -> None:
+        """Take a record back, with *flags* for a task that still beats."""
+        self._set_flags(slot, flags)
         self._lending.free(slot.index)
 
     def read_time(self, slot: Slot, cell: int) -> float:
@@ -234,8 +233,10 @@ class Board:
 
     def allow(self, slot: Slot, deadline: float) -> None:
         """Allow the slot's task to beat until *deadline*, unless it was flagged."""
-        if not self.is_latest(slot):
-            return
+        if self.is_latest(slot):
+            self._open(slot, deadline)
+
+    def _open(self, slot: Slot, deadline: float) -> None:
         first = slot.first
         self.write_time(slot, DEADLINE, deadline)
         if not self.cells[first + FLAGS] & FLAG_MASK:
@@ -246,8 +247,10 @@ class Board:
 
         For one thread at a time, like :meth:`allow`.
         """
-        if not self.is_latest(slot):
-            return
+        if self.is_latest(slot):
+            self._set_flags(slot, flags)
+
+    def _set_flags(self, slot: Slot, flags: int) -> None:
         first = slot.first
         self.cells[first + FLAGS] = slot.mark | (self.cells[first + FLAGS] & FLAG_MASK) | flags
         self.numbers[first + GATE] = 0.0

@@ -19,36 +19,31 @@ class Lending:
 
     def __init__(self, records: int) -> None:
         self._records = records
-        self._lock = threading.Lock()  # guards the two lists below; held by every method
+        self._lock = threading.Lock()  # for one taking thread at a time
         self._resting: deque[int] = deque()
         self._generations = [0]  # of the records used so far; record 0 is the worker's own
 
     def take(self) -> tuple[int, int] | None:
         """Return a record's number and its new generation; None: all records are in use."""
         with self._lock:
-            index = self._next()
-            if index is None:
+            index = len(self._generations)
+            if len(self._resting) < RESTING and index < self._records:
+                self._generations.append(0)
+            elif self._resting:
+                index = self._resting.popleft()
+            else:
                 return None
             self._generations[index] = self._generations[index] % (GENERATIONS - 1) + 1
             return index, self._generations[index]
 
-    def _next(self) -> int | None:
-        unused = len(self._generations)
-        if len(self._resting) < RESTING and unused < self._records:
-            self._generations.append(0)
-            return unused
-        return self._resting.popleft() if self._resting else None
-
     @property
     def is_all_lent(self) -> bool:
         """Whether all records are in use."""
-        with self._lock:
-            return len(self._generations) >= self._records and not self._resting
+        return len(self._generations) >= self._records and not self._resting
 
     def free(self, index: int) -> None:
         """Free a record; it is lent again only after all others that are free now."""
-        with self._lock:
-            self._resting.append(index)
+        self._resting.append(index)
 
     def is_latest(self, index: int, generation: int) -> bool:
         return self._generations[index] == generation

@@ -1,8 +1,8 @@
 """The ticket: the facts about its lease that a task process gets.
 
-It travels as a dict in the request's ``delivery_info``, from a worker's main process to its task
-processes. Tickets of other versions can be read: missing fields have defaults, unknown fields are
-ignored.
+It travels as a dict of plain values, which every serializer takes, in the request's
+``delivery_info``, from a worker's main process to its task processes. Tickets of other versions can
+be read: missing fields have defaults, unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -44,17 +44,12 @@ class Ticket:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Ticket:
-        """Parse a dict of :meth:`to_dict`, of this version or another."""
+        """Parse a worker's dict, of this version or another."""
         known = {name: raw[name] for name in _NAMES if name in raw}
         for name, words in (("mode", Mode), ("on_lost", OnLost)):
             if name in known:
                 known[name] = words(known[name])
         return cls(**known)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a dict of plain values, which every serializer takes."""
-        written = {name: getattr(self, name) for name in _NAMES}
-        return {**written, "mode": str(self.mode), "on_lost": str(self.on_lost)}
 
     @property
     def fields(self) -> dict[str, object]:

@@ -56,11 +56,11 @@ class CoveredRequest(LeasedRequest):
     def _execute(self, lease: LeaseHandle, execute: Callable[[Any], Any], pool: Any) -> Any:
         kind = pools.kind(pool)
         if self.task.acks_late:
-            given = _With(pool, covering.trace, self._begin(lease).to_dict())
+            given = _With(pool, covering.trace, self._begin(lease))
             self._leave_deaths_to_pool(lease)
             self._note_beginning(lease, pool)
         elif kind == "prefork":
-            given = _With(pool, covering.start, self._begin(lease).to_dict())
+            given = _With(pool, covering.start, self._begin(lease))
         elif kind in ACCEPT_FIRST:
             given = _With(pool, self.run_unless_refused)
         else:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery_lease.board import Board, Outcome, Slot
 from celery_lease.board.spans import Span
 from celery_lease.core import fields
 from celery_lease.core.keys import Exclusive, Verdict
-from celery_lease.core.ticket import Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,24 +126,24 @@ class LeaseHandle:
         return fields.of_lease(request.id, request.name, self.tag, self.token, worker)
 
 
-def ticket(leases: LeaseRegistry, lease: Lease, slot: Slot) -> Ticket:
-    """Return the ticket for a task process."""
+def ticket(leases: LeaseRegistry, lease: Lease, slot: Slot) -> dict[str, Any]:
+    """Return the ticket for a task process, a :class:`celery_lease.core.ticket.Ticket`'s dict."""
     claim, policy = lease.claim, lease.policy
-    return Ticket(
-        board=leases.board.address,
-        slot=slot.index,
-        generation=slot.generation,
-        task=lease.name,
-        id=lease.task_id,
-        tag=claim.tag,
-        token=claim.token,
-        deliveries=claim.deliveries,
-        confirms=leases.driver.capabilities.confirms,
-        extension=policy.extension,
-        mode=policy.mode,
-        on_lost=policy.on_lost,
-        longest=policy.max_duration,
-        longest_until=claim.asked_at + claim.limit,
-        worker=leases.worker_id,
-        publishes=leases.publishes,
-    )
+    return {
+        "board": leases.board.address,
+        "slot": slot.index,
+        "generation": slot.generation,
+        "task": lease.name,
+        "id": lease.task_id,
+        "tag": claim.tag,
+        "token": claim.token,
+        "deliveries": claim.deliveries,
+        "confirms": leases.driver.capabilities.confirms,
+        "extension": policy.extension,
+        "mode": str(policy.mode),
+        "on_lost": str(policy.on_lost),
+        "longest": policy.max_duration,
+        "longest_until": claim.asked_at + claim.limit,
+        "worker": leases.worker_id,
+        "publishes": leases.publishes,
+    }

@@ -106,27 +106,27 @@ class EntryTable:
         return len(self._entries)
 
     def _put(self, entry: LeaseEntry) -> None:
-        with self.lock:
-            self._entries[entry.lease.claim.tag] = entry
-            self.reserved.put_off(entry, self.clock.now())
-            self.shortest = min(self.shortest, entry.lease.policy.extension)
+        """Store a new lease; the caller holds the lock."""
+        self._entries[entry.lease.claim.tag] = entry
+        self.reserved.put_off(entry, self.clock.now())
+        self.shortest = min(self.shortest, entry.lease.policy.extension)
 
     def _take(self, tag: str, state: State, ending: Ending) -> LeaseEntry | None:
+        if tag not in self._entries:  # as at Celery's own acknowledgement, after the lease's end
+            return None
         with self.lock:
             entry = self._entries.pop(tag, None)
-            self._lent.pop(tag, None)
             if entry is None:
                 return None
-            self.reserved.remove(entry)
+            if self._lent.pop(tag, None) is None:
+                self.reserved.remove(entry)
             entry.ending = ending = ending.of(entry.lease)
             self.stats.ended(entry.lease, ending, entry.why)
             self._note_pace(entry)
             released = FLAG_RELEASED if entry.lease.is_held else 0
-            if entry.lease.is_held:
-                entry.lease.end(state)
+            entry.lease.end(state)
             if entry.slot is not None:
-                self.board.flag(entry.slot, FLAGS_ENDED | released)
-                self.board.free(entry.slot)
+                self.board.free(entry.slot, FLAGS_ENDED | released)
             return entry
 
     def _note_pace(self, entry: LeaseEntry) -> None:

@@ -24,7 +24,7 @@ def turned_away(lease: LeaseHandle | None) -> KeyAnswer | None:
 
 
 def take(request: Any, lease: LeaseHandle, *, settles: bool = True) -> None:
-    """Take the key of a task that is about to start, if it needs one.
+    """Take the key of a task that is about to start, and needs one.
 
     A process is free for it because another task is over: with *settles* that one's message is
     completed in the same call to the broker, and not by a second one when the pool reports its end.
@@ -32,8 +32,6 @@ def take(request: Any, lease: LeaseHandle, *, settles: bool = True) -> None:
     Raises:
         TaskRevokedError: The task must not start now; Celery's word for that.
     """
-    if lease.entry is None or lease.entry.exclusive is None:
-        return
     if request.revoked():
         raise TaskRevokedError(request.id)
     answer = lease.leases.take_key(lease.tag, settles=settles)

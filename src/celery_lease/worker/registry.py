@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from celery_lease.core.clock import Clock
     from celery_lease.core.driver import Driver
     from celery_lease.core.policy import LeasePolicy
-    from celery_lease.core.ticket import Ticket
 
 
 class LeaseRegistry(EntryTable):
@@ -108,17 +107,17 @@ class LeaseRegistry(EntryTable):
         policy = self._policies(name, options) if name else None
         if policy is None:
             return None
-        message.lease_policy = policy
-        about = {"task": name, "id": task_id, "worker": self.worker_id}
+        message.lease_task, message.lease_policy = (name, task_id), policy
+        message.lease_exclusive = message.lease_fault = None
         try:
             message.lease_exclusive = self._key_of(message, task_id, policy, self.accept)
         except LeaseConfigError as exc:
-            message.lease_exclusive, message.lease_fault = None, exc
+            message.lease_fault = exc
         return Terms(
             seconds=policy.extension,
             longest=0.0 if math.isinf(policy.max_duration) else policy.max_duration,
             waits=True,
-            about=about,
+            about={"task": name, "id": task_id, "worker": self.worker_id},
             exclusive=message.lease_exclusive,
         )
 
@@ -127,28 +126,19 @@ class LeaseRegistry(EntryTable):
         return name if self._is_plain(name) else ""
 
     def claimed(self, claim: Claim, message: Any) -> None:
-        name, task_id, _ = compat.task_of(message, self.accept)
+        (name, task_id), policy = message.lease_task, message.lease_policy
         with self.lock:
-            lease = Lease(
-                claim,
-                message.lease_policy,
-                task_id=task_id,
-                name=name,
-                on_change=self.stats.changed,
-            )
+            lease = Lease(claim, policy, task_id=task_id, name=name, on_change=self.stats.changed)
             if self.stats.trail is not None:
                 self.stats.trail.granted(lease, message.headers)
-            entry = LeaseEntry(lease, worker=self.worker_id)
-            entry.exclusive = getattr(message, "lease_exclusive", None)
+            entry = LeaseEntry(lease, worker=self.worker_id, exclusive=message.lease_exclusive)
             self._put(entry)
-        fault = getattr(message, "lease_fault", None)
-        message.lease = LeaseHandle(self, claim.tag, claim.token, entry, fault)
+        message.lease = LeaseHandle(self, claim.tag, claim.token, entry, message.lease_fault)
         self.on_claimed(lease)
 
     def parked(self, message: Any, queue: str, by: str) -> None:
         """Count a message that waits at the broker, which this worker does not hold."""
-        name, task_id, _ = compat.task_of(message, self.accept)
-        key = message.lease_exclusive.key
+        (name, task_id), key = message.lease_task, message.lease_exclusive.key
         with self.lock:
             self.stats.parked(name, task_id, queue, key, by)
         log_messages.parked(name, task_id, key, by)
@@ -303,7 +293,7 @@ class LeaseRegistry(EntryTable):
 
     # Called by a request.
 
-    def start(self, tag: str) -> Ticket | None:
+    def start(self, tag: str) -> dict[str, Any] | None:
         """Prepare the run of a task; return its ticket, or None if the lease is gone.
 
         Raises:
@@ -316,10 +306,9 @@ class LeaseRegistry(EntryTable):
                 return None
             poison.refuse(entry.lease, self.dead_letter_queue_of)
             if entry.slot is None:
-                entry.slot = self.board.lend()
+                entry.slot = self.board.lend(entry.lease.deadline)
                 self._lent[tag] = entry
                 self.reserved.remove(entry)
-                self.board.allow(entry.slot, entry.lease.deadline)
             return ticket(self, entry.lease, entry.slot)
 
     def take_key(self, tag: str, *, settles: bool = False) -> KeyAnswer:
@@ -386,7 +375,7 @@ class LeaseRegistry(EntryTable):
             if entry is not None:
                 entry.pid = pid
                 entry.lease.start(self.started_at(entry) or self.clock.now())
-        if entry is not None:
+        if entry is not None and not entry.begun:
             beginnings.note(self, entry)
 
     def discard(self, tag: str) -> None:

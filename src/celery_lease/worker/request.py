@@ -25,7 +25,7 @@ from celery.worker.request import Request
 from celery_lease.board import BoardFull
 from celery_lease.celery_patches.wrapped_failures import unwrapped
 from celery_lease.core.errors import TooManyDeliveries
-from celery_lease.core.ticket import KEY as TICKET, Ticket
+from celery_lease.core.ticket import KEY as TICKET
 from celery_lease.task import hooks
 from celery_lease.task.outcome import Cancelled, Discarded, HandedOver, NotStored, OutOfReach
 from celery_lease.worker import beginnings, compat, exclusive, poison, pools
@@ -82,10 +82,11 @@ class LeasedRequest(Request):
 
     def _execute(self, lease: LeaseHandle, execute: Callable[[Any], Any], pool: Any) -> Any:
         """Give the request to the pool, by Celery's own way, which is *execute*."""
-        self.delivery_info[TICKET] = self._begin(lease).to_dict()  # type: ignore[literal-required]
-        self._takes_key_late = pools.queues_inside(pool)
-        if not self._takes_key_late:
-            exclusive.take(self, lease)
+        self.delivery_info[TICKET] = self._begin(lease)  # type: ignore[literal-required]
+        if lease.entry is not None and lease.entry.exclusive is not None:
+            self._takes_key_late = pools.queues_inside(pool)
+            if not self._takes_key_late:
+                exclusive.take(self, lease)
         self._note_beginning(lease, pool)
         return execute(pool)
 
@@ -94,7 +95,7 @@ class LeasedRequest(Request):
         if lease.entry is not None and pools.kind(pool) == "prefork":
             beginnings.note(lease.leases, lease.entry)
 
-    def _begin(self, lease: LeaseHandle) -> Ticket:
+    def _begin(self, lease: LeaseHandle) -> dict[str, Any]:
         """Return the ticket of the task, which is given to the pool.
 
         Raises:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
-from celery_lease.core.policy import Mode, OnLost
+from celery_lease.board import Slot
+from celery_lease.core.delivery import Claim
+from celery_lease.core.lease import Lease
+from celery_lease.core.policy import LeasePolicy, Mode, OnLost
 from celery_lease.core.ticket import Ticket
+from celery_lease.worker import entries
+
+if TYPE_CHECKING:
+    from unit.fake_broker import Bench
 
 #: As the version before wrote it.
 OLD = {
@@ -39,18 +47,30 @@ def test_a_ticket_of_the_version_before_is_read() -> None:
     assert Ticket.from_dict({**OLD, "publishes": True}).publishes is True
 
 
-def test_the_version_before_reads_a_ticket_of_this_one() -> None:
+def written(bench: Bench) -> dict[str, Any]:
+    """Return the ticket that a worker writes of the lease in OLD."""
+    bench.leases.worker_id, bench.driver.capabilities = "w1", Mock(confirms=False)
+    observe, goes_on = Mode.OBSERVE, OnLost.CONTINUE
+    policy = LeasePolicy(extension=20.0, mode=observe, on_lost=goes_on, max_duration=3600.0)
+    facts: Any = {"tag": "a", "token": 41, "queue": "q", "deliveries": 2, "losses": 0}
+    claim = Claim(**facts, asked_at=400.0, seconds=20.0, limit=600.0)
+    lease = Lease(claim, policy, task_id="id-a", name="t")
+    return entries.ticket(bench.leases, lease, Slot(3, 7))
+
+
+def test_the_version_before_reads_a_ticket_of_this_one(bench: Bench) -> None:
     """It has the names that were read, with plain values of the same types."""
-    written = Ticket.from_dict(OLD).to_dict()
-    assert {name: written[name] for name in OLD} == OLD
-    assert [type(written[name]) for name in OLD] == [type(value) for value in OLD.values()]
-    assert json.loads(json.dumps(written)) == written
+    ticket, old = written(bench), {**OLD, "board": bench.board.address}
+    assert {name: ticket[name] for name in old} == old
+    assert [type(ticket[name]) for name in old] == [type(value) for value in old.values()]
+    assert json.loads(json.dumps(ticket)) == ticket
 
 
-def test_a_ticket_survives_the_way_to_the_task_process() -> None:
-    """Whatever is in it."""
-    ticket = Ticket(board="inherited-1", tag="a", longest_until=math.inf, publishes=True)
-    assert Ticket.from_dict(ticket.to_dict()) == ticket
+def test_a_task_process_reads_all_that_a_ticket_has(bench: Bench) -> None:
+    """And nothing is missing that it could read."""
+    ticket = written(bench)
+    assert {name: getattr(Ticket.from_dict(ticket), name) for name in ticket} == ticket
+    assert set(ticket) == set(Ticket.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("raw", [{}, {"tag": "a", "of_a_later_version": 1}])

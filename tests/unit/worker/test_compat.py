@@ -31,7 +31,6 @@ from kombu.message import Message as BaseMessage
 from kombu.serialization import dumps
 
 from celery_lease import LeasedTask
-from celery_lease.core.ticket import Ticket
 from celery_lease.task.checkpoints.stores import FileStore, store_of
 from celery_lease.worker import access, compat
 from celery_lease.worker.entries import LeaseHandle
@@ -107,18 +106,18 @@ class FakeLeases:
     worker_id = "w1@host:1:abc"
     publishes = False
 
-    def __init__(self, ticket: Ticket | None) -> None:
+    def __init__(self, ticket: dict[str, Any] | None) -> None:
         self.ticket = ticket
         self.discarded: list[str] = []
 
-    def start(self, _tag: str) -> Ticket | None:
+    def start(self, _tag: str) -> dict[str, Any] | None:
         return self.ticket
 
     def discard(self, tag: str) -> None:
         self.discarded.append(tag)
 
 
-def request_of(app: Celery, pool: FakePool, ticket: Ticket | None) -> LeasedRequest:
+def request_of(app: Celery, pool: FakePool, ticket: dict[str, Any] | None) -> LeasedRequest:
     """Make a request of a leased task as Celery's strategy does."""
 
     @app.task(name="t", base=LeasedTask, shared=False)
@@ -180,10 +179,10 @@ def test_a_request_class_is_made_for_each_task_and_begins_the_lease(app: Celery)
     that look up methods on the request.
     """
     pool = FakePool()
-    request = request_of(app, pool, Ticket(tag="tag"))
+    request = request_of(app, pool, {"tag": "tag"})
     request.execute_using_pool(pool)
     (applied,) = pool.applied
-    assert applied["args"][2]["delivery_info"]["lease"] == Ticket(tag="tag").to_dict()
+    assert applied["args"][2]["delivery_info"]["lease"] == {"tag": "tag"}
     assert applied["accept_callback"] == request.on_accepted
     assert applied["timeout_callback"] == request.on_timeout
     assert applied["error_callback"] == request.on_failure

@@ -36,11 +36,11 @@ def test_a_ticket_carries_what_the_task_process_needs(bench: Bench) -> None:
     bench.receive()
     ticket = bench.leases.start("a")
     assert ticket is not None
-    assert ticket.board == bench.board.address
-    assert (ticket.tag, ticket.token, ticket.deliveries) == ("a", 1, 1)
-    assert (ticket.mode, ticket.on_lost) == ("heartbeat", "abort")
-    assert ticket.extension == 10.0
-    assert ticket.worker == "w1"
+    assert ticket["board"] == bench.board.address
+    assert (ticket["tag"], ticket["token"], ticket["deliveries"]) == ("a", 1, 1)
+    assert (ticket["mode"], ticket["on_lost"]) == ("heartbeat", "abort")
+    assert ticket["extension"] == 10.0
+    assert ticket["worker"] == "w1"
 
 
 def test_a_task_may_beat_until_the_deadline_of_its_claim(bench: Bench) -> None:
@@ -196,7 +196,7 @@ def test_no_record_leaks_and_none_is_lent_to_two(bench: Bench) -> None:
     """Ten thousand tasks on a board of 63 records, three at a time, however they end."""
     for number in range(10_000):
         tags = [f"{number}.{part}" for part in range(3)]
-        slots = {bench.run(tag).slot for tag in tags}
+        slots = [bench.run(tag).slot for tag in tags]
         assert len({slot.index for slot in slots if slot}) == 3
         bench.leases.complete(tags[0])
         bench.leases.requeue([tags[1]])
