@@ -68,8 +68,7 @@ def is_asked(board: Board, slot: Slot) -> bool:
 
 def refuse(board: Board, slot: Slot) -> None:
     """Keep the task from starting, and take the record back; for the process that lent it."""
-    board.flag(slot, FLAGS_ENDED)
-    board.free(slot)
+    board.free(slot, FLAGS_ENDED)
 
 
 def answer(board: Board, slot: Slot) -> bool | None:
