@@ -175,10 +175,12 @@ class LeaseConsumer:
     def complete(self, tag: str) -> None:
         """Acknowledge, or drop, a message; without effect if its lease has ended."""
         if self._end(tag, Fact.ENDED, "completed"):
+            self._driver.ended([tag])
             self._settle(self._driver.complete, [tag])
 
     def drop(self, tag: str) -> None:
         if self._end(tag, Fact.ENDED, "dropped"):
+            self._driver.ended([tag])
             self._settle(self._driver.drop, [tag])
 
     def lost(self, tags: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,7 +12,11 @@ pytest.importorskip("botocore")
 from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
 
 from celery_lease.core.delivery import Answer, Renewal
+from celery_lease.standalone.consumer import LeaseConsumer
 from unit.sqs_stub import URL, SqsBench
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HELD, LOST, UNKNOWN = Answer.HELD, Answer.LOST, Answer.UNKNOWN
 
@@ -327,6 +331,21 @@ def test_an_orderly_end_that_sqs_was_not_told_of_is_no_loss(bench: SqsBench) -> 
     assert losses(bench, "b", 2) == 0
     bench.driver.requeue(["a"], orderly=True)
     assert losses(bench, "c", 3) == 1, "b is lost, a is not"
+
+
+@pytest.mark.parametrize("end", [LeaseConsumer.complete, LeaseConsumer.drop])
+def test_what_a_consumer_has_ended_is_no_loss(
+    bench: SqsBench, end: Callable[[LeaseConsumer, str], None]
+) -> None:
+    """SQS did not hear of it, and serves the message once more."""
+    consumer = LeaseConsumer(bench.driver, 100.0, bench.clock)
+    claim = bench.receive("a")
+    assert claim is not None
+    consumer.claimed(claim, None)
+    bench.api.error = refused()
+    end(consumer, claim.tag)
+    bench.clock.advance(601.0)
+    assert losses(bench, "b", 2) == 0
 
 
 def test_a_dead_letter_is_there_before_its_message_is_deleted(bench: SqsBench) -> None:
