@@ -54,17 +54,43 @@ PRELOADED = (
     "celery.worker.autoscale",
     "celery.worker.components",
     "celery.worker.consumer",
+    "celery.worker.consumer.delayed_delivery",
     "celery.worker.strategy",
     "celery_lease.brokers.redis",
     "celery_lease.brokers.redis.channel",
     "celery_lease.brokers.redis.driver",
+    "celery_lease.installation",
     "celery_lease.observability",
+    "celery_lease.observability.metrics",
     "celery_lease.worker.steps",
     "celery_lease.worker.telemetry.trail",
+    "encodings.idna",
+    "harness.ledger",
+    "harness.rabbitmq",
     "harness.setup",
     "kombu.transport.redis",
 )
 POOLS = ("celery.concurrency.prefork", "celery.concurrency.solo", "celery.concurrency.thread")
+#: What workers need besides, where it is installed, by the transport of their broker's URL. Not in
+#: green pools: some of it makes gevent's hub, which forks would share.
+TRANSPORTS = {
+    "amqp": (
+        "kombu.transport.pyamqp",
+        "celery_lease.brokers.amqp.channel",
+        "celery_lease.brokers.amqp.driver",
+    ),
+    "pgmq": (
+        "kombu.transport.pgmq",
+        "celery_lease.brokers.pgmq.channel",
+        "celery_lease.brokers.pgmq.driver",
+    ),
+    "sqs": (
+        "kombu.transport.SQS",
+        "celery_lease.brokers.sqs.channel",
+        "celery_lease.brokers.sqs.driver",
+        "harness.aws_models",
+    ),
+}
 #: The server waits by these: a green library puts others in their place.
 _fork, _open, _read, _waitpid = os.fork, os.open, os.read, os.waitpid
 _select, _signal = select.select, signal.signal
@@ -186,7 +212,7 @@ def close() -> None:
         each.close()
 
 
-def serve(tests: socket.socket) -> dict[str, Any] | None:
+def serve(tests: socket.socket, green: str) -> dict[str, Any] | None:
     """Fork at each request: return it in the fork, and None once the tests are over."""
     children, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
@@ -202,6 +228,9 @@ def serve(tests: socket.socket) -> dict[str, Any] | None:
             request = tests.recv(1 << 20)
             if not request:
                 return None
+            wanted = dict(json.loads(request))
+            if not green:
+                _prepare(wanted["env"])
             ready_end, fork_end = os.pipe()
             if (pid := _fork()) == 0:
                 signal.set_wakeup_fd(-1)
@@ -209,7 +238,6 @@ def serve(tests: socket.socket) -> dict[str, Any] | None:
                 tests.close()
                 for each in (children, wakeup):
                     os.close(each)
-                wanted = dict(json.loads(request))
                 _separate(wanted["env"][MARK])
                 os.close(fork_end)
                 return wanted
@@ -217,6 +245,22 @@ def serve(tests: socket.socket) -> dict[str, Any] | None:
             _read(ready_end, 1)  # until the fork has a group and a mark to be ended by
             os.close(ready_end)
             tests.send(json.dumps({"pid": pid}).encode())
+
+
+def _prepare(env: Mapping[str, str]) -> None:
+    """Import what a fork needs whose broker is the first of its kind."""
+    names = TRANSPORTS.pop(env.get("HARNESS_BROKER", "").partition(":")[0], ())
+    with contextlib.suppress(ImportError):
+        for name in names:
+            import_module(name)
+    if names:
+        _freeze()
+
+
+def _freeze() -> None:
+    """Keep what is there from all collections: a fork's last one would copy all of these pages."""
+    gc.collect()
+    gc.freeze()
 
 
 def _ended() -> Iterator[tuple[int, int]]:
@@ -260,9 +304,8 @@ def main() -> None:
         import_module(name)
     if green == "eventlet":
         import_module("eventlet.hubs").use_hub()  # forks would share the one that patching made
-    gc.collect()
-    gc.freeze()  # the end of a fork would copy all of these pages, only to collect nothing
-    if request := serve(tests):
+    _freeze()
+    if request := serve(tests, green):
         become(request)
 
 

@@ -34,6 +34,7 @@ from urllib.request import Request, urlopen
 import boto3
 from kombu.transport import SQS
 
+from harness import aws_models  # noqa: F401  (makes clients cheap)
 from harness.lease_desk import Bench
 from harness.processes import LocalProcess
 from harness.setup import Setup
