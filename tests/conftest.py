@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -70,10 +71,13 @@ def _minutes(item: pytest.Item) -> int:
 def pytest_collection_finish() -> None:
     """Give the apps of imported modules all shared tasks now, as tests hide these for a while.
 
-    An app that was finalized meanwhile would never get its own ones.
+    An app that was finalized meanwhile would never get its own ones. And keep all that there is
+    from further collections: each server's end is one, and goes through every module's objects.
     """
     for app in tuple(_state._get_active_apps()):  # type: ignore[attr-defined]
         app.finalize()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
