@@ -75,9 +75,9 @@ class BoardFull(Exception):
     """Every record is in use."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # to make a frozen one would take three times as long
 class Slot:
-    """A record lent to one lease."""
+    """A record lent to one lease. It is never changed."""
 
     index: int
     generation: int
@@ -173,17 +173,14 @@ class Board:
         self.numbers[EPOCH] = epoch
         self.cells[MARK] = MARK_VALUE
 
-    def base(self, slot: Slot) -> float:
-        """Return the offset that marks a time with the slot's generation."""
-        return slot.generation * SPAN - self.numbers[EPOCH]
+    def record(self, slot: Slot) -> tuple[memoryview[float], float, float]:
+        """Return what beats need: the cells of a slot's record, as doubles; a base and a limit.
 
-    def limit(self, slot: Slot) -> float:
-        """Return a bound above all times that carry the slot's generation."""
-        return (slot.generation + 1) * SPAN
-
-    def record(self, slot: Slot) -> memoryview[float]:
-        """Return the slot's cells as doubles, for beats."""
-        return self.numbers[slot.first : slot.first + RECORD_CELLS]
+        The sum of a time and the base has the slot's generation; all such sums are below the limit.
+        """
+        first, mark = slot.first, slot.generation * SPAN
+        cells = self.numbers[first : first + RECORD_CELLS]
+        return cells, mark - self.numbers[EPOCH], mark + SPAN
 
     def lend(self, deadline: float | None = None) -> Slot:
         """Lend a blank record, whose task may beat until *deadline*.
@@ -223,13 +220,15 @@ class Board:
 
     def write_time(self, slot: Slot, cell: int, seconds: float) -> None:
         """Write a time in seconds with the slot's generation; clamped to the times that fit."""
-        time = min(max(seconds - self.numbers[EPOCH], 0.0), LONGEST)
+        time = seconds - self.numbers[EPOCH]
+        if not 0.0 <= time <= LONGEST:
+            time = min(max(time, 0.0), LONGEST)
         value = slot.generation * SPAN + math.floor(time * GRAINS) / GRAINS
         self.numbers[slot.first + cell] = value
 
     def owns(self, slot: Slot) -> bool:
         """Whether the record belongs to the slot, or was last lent to it. For the task's side."""
-        return self.read_time(slot, DEADLINE) > 0.0
+        return 0.0 < self.numbers[slot.first + DEADLINE] - slot.generation * SPAN < SPAN
 
     def allow(self, slot: Slot, deadline: float) -> None:
         """Allow the slot's task to beat until *deadline*, unless it was flagged."""

@@ -29,7 +29,7 @@ class Span(IntEnum):
     @property
     def stores(self) -> bool:
         """Whether the body has returned."""
-        return self in (Span.STORING, Span.RETRYING)
+        return self >= Span.STORING
 
 
 #: Beside the span in its cell: the body has returned, and it beat.

@@ -18,11 +18,11 @@ def begin(board: Board, slot: Slot) -> bool:
 
     For the task's side.
     """
-    now = host_seconds()
-    board.write_time(slot, STARTED, now)
-    board.write_time(slot, BEAT, now)
+    first = slot.first
+    board.write_time(slot, STARTED, host_seconds())
+    board.numbers[first + BEAT] = board.numbers[first + STARTED]
     settle_memory()
-    return board.owns(slot) and board.cells[slot.first + WITHDRAWN] != slot.mark | 1
+    return board.owns(slot) and board.cells[first + WITHDRAWN] != slot.mark | 1
 
 
 def withdraw(board: Board, slot: Slot) -> bool:

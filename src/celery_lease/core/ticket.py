@@ -8,8 +8,7 @@ be read: missing fields have defaults, unknown fields are ignored.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_lease.core import fields
 from celery_lease.core.policy import LeasePolicy, Mode, OnLost
@@ -21,9 +20,11 @@ if TYPE_CHECKING:
 KEY = "lease"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
-    """One lease, for the process that runs its task. Times are the board's, in seconds."""
+class Ticket(NamedTuple):
+    """One lease, for the process that runs its task. Times are the board's, in seconds.
+
+    All values are plain ones, which every serializer takes.
+    """
 
     board: str = ""  #: address of the beat board
     slot: int = 0  #: number of the record on it
@@ -35,8 +36,8 @@ class Ticket:
     deliveries: int = 1
     confirms: bool = True  #: the broker can confirm an expired lease that is still the caller's
     extension: float = LeasePolicy().extension
-    mode: Mode = Mode.HEARTBEAT
-    on_lost: OnLost = OnLost.ABORT
+    mode: str = str(Mode.HEARTBEAT)
+    on_lost: str = str(OnLost.ABORT)
     longest: float = math.inf  #: ``lease_max_duration``
     longest_until: float = math.inf  #: when the broker ends the lease
     worker: str = ""
@@ -45,16 +46,12 @@ class Ticket:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Ticket:
         """Parse a worker's dict, of this version or another."""
-        known = {name: raw[name] for name in _NAMES if name in raw}
-        for name, words in (("mode", Mode), ("on_lost", OnLost)):
-            if name in known:
-                known[name] = words(known[name])
-        return cls(**known)
+        try:
+            return cls(**raw)
+        except TypeError:  # another version's
+            return cls(**{name: raw[name] for name in cls._fields if name in raw})
 
     @property
     def fields(self) -> dict[str, object]:
         """The fields of a log line about the lease."""
         return fields.of_lease(self.id, self.task, self.tag, self.token, self.worker)
-
-
-_NAMES = tuple(Ticket.__dataclass_fields__)

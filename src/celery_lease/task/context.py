@@ -7,6 +7,7 @@ private board of a few cells with a deadline that never comes, so there is one c
 
 from __future__ import annotations
 
+import functools
 import math
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -36,6 +37,11 @@ T = TypeVar("T")
 class ToolContext:
     """A leased task's view of its lease. Any thread of the task may use it."""
 
+    _loss_known = _cancel_raised = False
+    _confirmed_until = 0.0  #: by the broker, after the board's deadline
+    _has_checkpoints = False
+    _make_checkpoints: Callable[[str], Checkpoints] = Checkpoints
+
     def __init__(
         self,
         board: Board,
@@ -45,24 +51,18 @@ class ToolContext:
         ticket: Ticket | None = None,
     ) -> None:
         self._board, self._slot = board, slot
-        self._record = board.record(slot)
-        self._base = board.base(slot)
-        self._limit = board.limit(slot)
+        self._record, self._base, self._limit = board.record(slot)
         self._quiet: list[float] = []  # ends of the open quiet periods
         self._heartbeat: ContextHeartbeat | None = None
-        self._loss_known = self._cancel_raised = False
-        self._confirmed_until = 0.0  # by the broker, after the board's deadline
-        self._checkpoints = Checkpoints(task_id)
         self.task_id = task_id
         self.leased = ticket is not None
         self._ticket = ticket = ticket or Ticket(id=task_id)
         self.fencing_token = ticket.token
         self.deliveries = ticket.deliveries
         self.worker_id = ticket.worker
-        self._aborts = ticket.on_lost is OnLost.ABORT
-        self._observed = ticket.mode is Mode.OBSERVE
+        self._aborts = ticket.on_lost == OnLost.ABORT
+        self._observed = ticket.mode == Mode.OBSERVE
         self._published = ticket.publishes
-        self._fields = ticket.fields  # for the log
 
     def beat(
         self, done: float | None = None, total: float | None = None, note: str | None = None
@@ -329,16 +329,16 @@ class ToolContext:
     @property
     def cancelled(self) -> bool:
         """Whether the task was cancelled; does not beat."""
-        return self.leased and bool((self._flags() or 0) & FLAG_CANCELLED)
+        return not self._may_go_on_for(0.0) and bool((self._flags() or 0) & FLAG_CANCELLED)
 
     @property
     def is_lost(self) -> bool:
         """Whether the lease is gone; does not beat."""
-        return not self._observed and self.remaining <= 0
+        return not (self._may_go_on_for(0.0) or self._observed) and self.remaining <= 0
 
     def check(self) -> None:
         """Raise the errors of :meth:`beat` without proving progress."""
-        if not host_seconds() + self._base < self._record[GATE] < self._limit:
+        if not self._may_go_on_for(0.0):
             gate.may_go_on(self)
 
     def __reduce__(self) -> NoReturn:
@@ -348,6 +348,22 @@ class ToolContext:
             TypeError: Always; the message has the remedy.
         """
         raise TypeError(NOT_SENT)
+
+    @functools.cached_property
+    def _checkpoints(self) -> Checkpoints:
+        """Those of its task id, made at the first use; two threads get the same object."""
+        self._has_checkpoints = True
+        made = self._make_checkpoints(self.task_id)
+        return vars(self).setdefault("_checkpoints", made)  # type: ignore[no-any-return]
+
+    @property
+    def _fields(self) -> dict[str, object]:
+        """The fields of a log line."""
+        return self._ticket.fields
+
+    def _may_go_on_for(self, seconds: float) -> bool:
+        """Whether the gate is open for so long; then the lease is held, and nothing is asked."""
+        return host_seconds() + self._base + seconds < self._record[GATE] < self._limit
 
     def _start(self) -> bool:
         """Begin to run: the first beat. False: the message was taken back at this moment."""

@@ -127,10 +127,10 @@ def _covered(task: Task[Any, Any], call: Callable[..., Any], around: Around) -> 
 
 def _run(task: Task[Any, Any], call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a task's own ``run``; a call by another task is that one's work."""
-    run = current_run()
-    if run is None or not run.starts(task):
+    run, request = current_run(), task.request
+    if run is None or not run.starts(request):
         return call(*args, **kwargs)
-    return outcome.run_body(run, lambda _: call(*args, **kwargs))
+    return outcome.run_body(run, request, lambda _: call(*args, **kwargs))
 
 
 def _hold(task: Task[Any, Any], call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from celery_lease.board import BEAT, Board, Outcome, Slot, publishing, spans
+from celery_lease.board import BEAT, Board, Outcome, Slot, publishing, spans, starting
 from celery_lease.board.spans import Span
 from celery_lease.core.clock import host_seconds
 from celery_lease.core.delivery import Answer
-from celery_lease.core.errors import LeaseLost
+from celery_lease.core.errors import LeaseLost, TaskCancelled
 from celery_lease.core.loss import FLAG_RELEASED, FLAG_SUPERSEDED, FLAGS_FINAL
 from celery_lease.task.context import ToolContext
 
@@ -46,14 +46,18 @@ def current_context() -> ToolContext:
     return context
 
 
+#: Make a context the current one, and undo that with what the former has returned.
+enter, leave = _current.set, _current.reset
+
+
 @contextmanager
 def entered(context: ToolContext) -> Iterator[ToolContext]:
     """Make *context* the current context."""
-    token = _current.set(context)
+    token = enter(context)
     try:
         yield context
     finally:
-        _current.reset(token)
+        leave(token)
 
 
 def active_context() -> ToolContext | None:
@@ -93,30 +97,47 @@ def leased_context(ticket: Ticket, task_id: str) -> ToolContext:
     context = ToolContext(board, slot, task_id=task_id, ticket=ticket)
     if context.is_lost:  # checked first: later writes could be in another lease's record
         raise LeaseLost(task_id, "gone before the task started")
-    if not context._start():
+    if not starting.begin(board, slot):
         raise LeaseLost(task_id, "taken back before the task started")
     return context
 
 
-def enter_span(context: ToolContext, span: Span, *, beaten: bool = False) -> None:
-    """Enter a span of the run; its body begins with a beat. *beaten*: the body has beaten since."""
-    if span is Span.BODY and context._board.owns(context._slot):
-        context._board.write_time(context._slot, BEAT, host_seconds())
-    spans.enter(context._board, context._slot, span, beaten=beaten)
+def enter_body(context: ToolContext) -> float:
+    """Enter the body of a run, which begins with a beat, and return that as it is on the board.
+
+    Raises:
+        TaskCancelled: The task was cancelled while it waited for a process.
+    """
+    board, slot = context._board, context._slot
+    may_go_on = context._may_go_on_for(0.0)
+    if may_go_on or board.owns(slot):
+        board.write_time(slot, BEAT, host_seconds())
+    spans.enter(board, slot, Span.BODY)
+    if not may_go_on and context.cancelled:
+        raise TaskCancelled(context.task_id)
+    return context._record[BEAT]
 
 
-def last_beat(context: ToolContext) -> float:
-    """Return the time of a run's last beat, in host seconds."""
-    return context._board.read_time(context._slot, BEAT)
+def leave_body(context: ToolContext, since: float) -> bool:
+    """Begin to store a run's outcome; return whether its body has beaten after its first beat."""
+    if context._published:
+        close_progress(context)
+    beaten = context._record[BEAT] > since
+    spans.enter(context._board, context._slot, Span.STORING, beaten=beaten)
+    return beaten
+
+
+def try_again(context: ToolContext, *, beaten: bool) -> None:
+    """Show that a first attempt to store a run's outcome has failed."""
+    spans.enter(context._board, context._slot, Span.RETRYING, beaten=beaten)
 
 
 def end_lease(context: ToolContext, outcome: Outcome) -> None:
     """Write the outcome of a run; from here on the context has no lease."""
     context._board.write_outcome(context._slot, outcome)
-    board, slot = _nobodys_record()
     context.leased = False
-    context._board, context._slot, context._record = board, slot, board.record(slot)
-    context._base, context._limit = board.base(slot), board.limit(slot)
+    context._board, context._slot, record = _nobodys_record()
+    context._record, context._base, context._limit = record
 
 
 def _private_record() -> tuple[Board, Slot]:
@@ -126,8 +147,11 @@ def _private_record() -> tuple[Board, Slot]:
     return board, slot
 
 
-#: Returns a record for beats that no longer count.
-_nobodys_record = functools.cache(_private_record)
+@functools.cache
+def _nobodys_record() -> tuple[Board, Slot, tuple[memoryview[float], float, float]]:
+    """Return a record for beats that no longer count."""
+    board, slot = _private_record()
+    return board, slot, board.record(slot)
 
 
 def was_released(context: ToolContext) -> bool:
@@ -167,8 +191,12 @@ def standing(context: ToolContext, margin: float) -> Answer:
     """
     if context._observed:
         return Answer.HELD
+    if context._loss_known and context._aborts:
+        return Answer.LOST
+    if context._may_go_on_for(margin):
+        return Answer.HELD
     flags = context._flags()
-    if flags is None or flags & FLAG_SUPERSEDED or (context._loss_known and context._aborts):
+    if flags is None or flags & FLAG_SUPERSEDED:
         return Answer.LOST
     left = max(context.remaining, context._confirmed_until - host_seconds())
     return Answer.HELD if left > margin else Answer.UNKNOWN

@@ -7,8 +7,9 @@ ends late asks the broker.
 
 from __future__ import annotations
 
+import functools
 import logging
-from contextlib import contextmanager
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task, states
@@ -36,11 +37,13 @@ from celery_lease.task.iterating import loop as iterating
 from celery_lease.task.runs import Run, current_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from celery_lease.task.context import ToolContext
 
 logger = logging.getLogger(__name__)
+
+ASYNC_HINT = "call asyncio.run(...) in a plain function"
 
 #: The states for which Celery's main process only acknowledges the message.
 ACKNOWLEDGED = frozenset({states.SUCCESS, states.RETRY, states.IGNORED, states.REVOKED})
@@ -92,18 +95,28 @@ def run(
 
     def call(context: ToolContext) -> Any:
         filled, named = injection.arguments(args, kwargs, context)
-        with entered(context):
-            return function(*filled, **named)
+        return _no_coroutine(task, function(*filled, **named))
 
-    run, outer = current_run(), active_context()
-    if run is not None and run.starts(task):
-        return run_body(run, call)
+    run, request = current_run(), task.request
+    if run is not None and run.starts(request):
+        return run_body(run, request, call)
     # A direct or eager call, or super().run(): inside a leased task it is part of that task.
     given = injection.given(args, kwargs)
     if given is not NOTHING:
         with entered(given):
-            return function(*args, **kwargs)
-    return call(outer or private_context(task.request.id or ""))
+            return _no_coroutine(task, function(*args, **kwargs))
+    with entered(active_context() or private_context(request.id or "")) as context:
+        return call(context)
+
+
+def _no_coroutine(task: Task[Any, Any], result: Any) -> Any:
+    """Return a function's result; a coroutine, which a wrapper may return, is an error."""
+    if isinstance(result, CoroutineType):
+        result.close()
+        raise TypeError(
+            f"task {task.name} returned a coroutine, which no pool awaits; {ASYNC_HINT}"
+        )
+    return result
 
 
 def ticket_of(task: Task[Any, Any]) -> Ticket | None:
@@ -161,64 +174,64 @@ def may_act(app: Celery, context: ToolContext, ticket: Ticket) -> bool:
     return confirmed
 
 
+@functools.lru_cache(128)
 def margin(extension: float) -> float:
     """Return the seconds of its lease that a run must have left to end without asking."""
     return max(extension * MARGIN, min(SHORTEST_MARGIN, extension / 3))
 
 
-def run_body(run: Run, call: Callable[[ToolContext], Any]) -> Any:
+def run_body(run: Run, request: Any, call: Callable[[ToolContext], Any]) -> Any:
     """Run what a task is for, and return its result while it counts."""
-    task, context = run.task, run.context
+    task, context, ticket = run.task, run.context, run.ticket
     if context.is_lost:  # checked first: later writes could be in another lease's record
         raise _discarded(run, LeaseLost(run.task_id, "gone before the task started"))
-    checkpoints.attach(task, context)
-    if _ignores_result(task):  # also its progress: no result would ever replace it
+    checkpoints.attach(task, request, context)
+    if ticket.publishes and _ignores_result(task):  # no result would ever replace its progress
         close_progress(context)
-    with _judged(run), run.body():
-        if context.cancelled:  # cancelled while it waited for a process
-            raise TaskCancelled(context.task_id)
+    try:
         try:
+            run.enter_body()
             result = call(context)
         except BaseException:
             iterating.keep(context)  # a loop that a traceback still holds
             raise
-    if not may_act(task.app, context, run.ticket):
+        finally:
+            run.leave_body()
+    except Exception as exc:
+        _judge(run, exc)
+        raise
+    if not may_act(task.app, context, ticket):
         raise _discarded(run, None)
     return result
 
 
-@contextmanager
-def _judged(run: Run) -> Iterator[None]:
-    """Translate the errors of a part of a run into its outcome."""
-    task, context, ticket = run.task, run.context, run.ticket
-    try:
-        yield
-    except ShutdownRequested as exc:
+def _judge(run: Run, exc: Exception) -> None:
+    """Raise the outcome of a run for an error of a part of it, unless that is the error itself."""
+    ticket = run.ticket
+    if isinstance(exc, ShutdownRequested):
         logger.info("%s", exc, extra=ticket.fields)
         run.end(Outcome.HANDED_OVER)
         raise HandedOver(str(exc)) from None
-    except TaskCancelled as exc:
-        run.leave_body()
-        if not may_act(task.app, context, ticket):
-            raise _discarded(run, exc) from None
-        _revoke(task, ticket.fields)
+    run.leave_body()
+    if isinstance(exc, LeaseLost) or not may_act(run.task.app, run.context, ticket):
+        raise _discarded(run, exc) from None
+    if isinstance(exc, TaskCancelled):
+        _revoke(run.task, ticket.fields)
         raise Cancelled(str(exc)) from None
-    except Exception as exc:
-        run.leave_body()
-        if isinstance(exc, LeaseLost) or not may_act(task.app, context, ticket):
-            raise _discarded(run, exc) from None
-        if isinstance(exc, Ignore):  # there is no outcome to store
-            run.end(Outcome.DONE)
-        raise
+    if isinstance(exc, Ignore):  # there is no outcome to store
+        run.end(Outcome.DONE)
 
 
 def before_start(task: Task[Any, Any], hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a task's own ``before_start`` under its lease: an error in it ends the run."""
     run = current_run()
-    if run is None or not run.starts(task):
+    if run is None or not run.starts(task.request):
         return hook(*args, **kwargs)
-    with _judged(run):
+    try:
         return hook(*args, **kwargs)
+    except Exception as exc:
+        _judge(run, exc)
+        raise
 
 
 def on_retry(task: Task[Any, Any], hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

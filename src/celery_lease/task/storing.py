@@ -154,13 +154,15 @@ def _mark(backend: Any, call: Callable[..., Any], state: str) -> Callable[..., A
     @functools.wraps(call)
     def mark(task_id: str, *args: Any, **kwargs: Any) -> Any:
         run = current_run()
-        if run is None or run.task_id != task_id or run.span is Span.BODY:
+        if run is None or run.context.task_id != task_id or run.span is Span.BODY:
             return call(task_id, *args, **kwargs)
         if run.outcome in VOID:  # Celery would store its next attempt as a failure
             raise GivenUp
         run.leave_body()
-        stored = functools.partial(call, task_id, *args, **kwargs)
-        done = _retried(run, backend, stored) if state == states.RETRY else stored()
+        if state == states.RETRY:
+            done = _retried(run, backend, functools.partial(call, task_id, *args, **kwargs))
+        else:
+            done = call(task_id, *args, **kwargs)
         if run.outcome in VOID:  # GivenUp was swallowed
             raise GivenUp
         run.end(outcome.outcome_of(run.task, state))

@@ -21,7 +21,7 @@ from celery_lease.board import Outcome
 from celery_lease.core.errors import LeaseLost
 from celery_lease.core.ticket import KEY, Ticket
 from celery_lease.task import outcome, storing
-from celery_lease.task.current import WorkerOutOfReach, entered, leased_context
+from celery_lease.task.current import WorkerOutOfReach, leased_context
 from celery_lease.task.outcome import NotStored
 from celery_lease.task.runs import Run
 
@@ -56,14 +56,15 @@ def leased_tracer(
         uuid: str, args: Any, kwargs: Any, request: Mapping[str, Any] | None = None
     ) -> trace_ok_t:
         ticket = ticket_of(uuid, request)
-        call = functools.partial(tracer, uuid, args, kwargs, request)
-        return call() if ticket is None else _trace(task, call, uuid, ticket)
+        if ticket is None:
+            return tracer(uuid, args, kwargs, request)
+        return _trace(task, ticket, tracer, uuid, args, kwargs, request)
 
     return trace
 
 
 def _trace(
-    task: Task[Any, Any], tracer: Callable[[], trace_ok_t], task_id: str, ticket: Ticket
+    task: Task[Any, Any], ticket: Ticket, tracer: Tracer, task_id: str, *facts: Any
 ) -> trace_ok_t:
     try:
         context = leased_context(ticket, task_id)
@@ -74,10 +75,10 @@ def _trace(
         logger.info(text, task.name, task_id, exc.reason, extra=ticket.fields)
         return _ended(outcome.Discarded("not started: its lease is gone"))
     run = Run(task, context, ticket)
-    with entered(context), run.current():
+    with run:
         try:
             storing.guard(task.backend)
-            traced = tracer()
+            traced = tracer(task_id, *facts)
         except storing.GivenUp:
             return _ended(_void(run))
         except (MemoryError, Reject):
@@ -93,8 +94,9 @@ def _trace(
             )
             run.end(Outcome.NOT_STORED)
             return _ended(NotStored(f"result not stored: {type(exc).__name__}"))
-        state = states.SUCCESS if traced.info is None else traced.info.state
-        run.end(outcome.outcome_of(task, state))
+        if not run.is_over:
+            state = states.SUCCESS if traced.info is None else traced.info.state
+            run.end(outcome.outcome_of(task, state))
     return traced
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from celery_lease.task.task import LeasedTask
 
-ASYNC_HINT = "call asyncio.run(...) in a plain function"
-
 #: Celery's hooks that run under the lease; all others run after it has ended.
 HOOKS = {"before_start": outcome.before_start, "on_retry": outcome.on_retry}
 
@@ -41,11 +39,7 @@ def wrap_run(cls: type[LeasedTask]) -> None:
     @functools.wraps(function)
     def leased(self: LeasedTask, /, *args: Any, **kwargs: Any) -> Any:
         bound = functools.partial(function, self) if is_method else function
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return _not_a_coroutine(bound(*args, **kwargs), self.name)
-
-        return outcome.run(self, call, injection, args, kwargs)
+        return outcome.run(self, bound, injection, args, kwargs)
 
     # Tools read signatures from the wrapped function, where they would find the context.
     leased.__signature__ = _as_method(injection.public)  # type: ignore[attr-defined]
@@ -71,20 +65,12 @@ def check_function(function: object, name: str) -> None:
         LeaseConfigError: The call would only create a coroutine or a generator.
     """
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        what, hint = "an async function, which no pool awaits", ASYNC_HINT
+        what, hint = "an async function, which no pool awaits", outcome.ASYNC_HINT
     elif inspect.isgeneratorfunction(function):
         what, hint = "a generator function, which no pool runs", "return a list instead of yielding"
     else:
         return
     raise LeaseConfigError((Fault("run", function, what, hint),), f"task {name!r}")
-
-
-def _not_a_coroutine(result: Any, name: str) -> Any:
-    """Return a function's result; a coroutine, which a wrapper may return, is an error."""
-    if inspect.iscoroutine(result):
-        result.close()
-        raise TypeError(f"task {name} returned a coroutine, which no pool awaits; {ASYNC_HINT}")
-    return result
 
 
 def _wrap_hook(cls: type[LeasedTask], hook: Any, around: Callable[..., Any]) -> None:

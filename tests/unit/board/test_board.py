@@ -83,8 +83,9 @@ def test_a_time_too_far_away_is_the_last_one_and_of_the_same_generation(
     """Breaks when a lease_extension of ten years runs over into the next generation."""
     slot = board.lend()
     board.allow(slot, seconds)
+    cells, _, limit = board.record(slot)
     assert board.read_time(slot, DEADLINE) > 2 * YEAR
-    assert board.numbers[slot.first + GATE] < board.limit(slot)
+    assert cells[GATE] < limit
 
 
 def test_a_host_that_is_up_for_ten_years_has_leases_too() -> None:
@@ -94,7 +95,8 @@ def test_a_host_that_is_up_for_ten_years_has_leases_too() -> None:
     slot = board.lend()
     board.allow(slot, now + 300)
     assert board.read_time(slot, DEADLINE) == pytest.approx(now + 300, abs=GRAIN)
-    assert now + board.base(slot) < board.numbers[slot.first + GATE] < board.limit(slot)
+    cells, base, limit = board.record(slot)
+    assert now + base < cells[GATE] < limit
     board.close()
 
 

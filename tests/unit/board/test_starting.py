@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -99,7 +98,7 @@ def test_a_task_does_not_run_whose_message_was_taken_back(mode: str) -> None:
     run = LeasedRun(mode=mode)
     late = run.board.lend()
     run.board.allow(late, host_seconds() + 1000)
-    ticket = replace(run.ticket, slot=late.index, generation=late.generation)
+    ticket = run.ticket._replace(slot=late.index, generation=late.generation)
     assert starting.withdraw(run.board, late)
     with pytest.raises(LeaseLost, match="taken back before the task started"):
         leased_context(ticket, "task-2")

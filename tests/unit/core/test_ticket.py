@@ -70,7 +70,7 @@ def test_a_task_process_reads_all_that_a_ticket_has(bench: Bench) -> None:
     """And nothing is missing that it could read."""
     ticket = written(bench)
     assert {name: getattr(Ticket.from_dict(ticket), name) for name in ticket} == ticket
-    assert set(ticket) == set(Ticket.__dataclass_fields__)
+    assert set(ticket) == set(Ticket._fields)
 
 
 @pytest.mark.parametrize("raw", [{}, {"tag": "a", "of_a_later_version": 1}])

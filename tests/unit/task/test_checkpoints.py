@@ -86,7 +86,7 @@ def run(backend: DictBackend) -> Callable[..., Checkpoints]:
     return make
 
 
-def leased(checkpoints: Checkpoints, **ticket: Any) -> tuple[ToolContext, Board]:
+def leased(checkpoints: Checkpoints | None, **ticket: Any) -> tuple[ToolContext, Board]:
     """Return a context as in a worker, with its board."""
     board = Board.private()
     slot = board.lend()
@@ -95,7 +95,8 @@ def leased(checkpoints: Checkpoints, **ticket: Any) -> tuple[ToolContext, Board]
         board, slot, task_id="id", ticket=Ticket.from_dict({"token": 1, **ticket})
     )
     context._start()
-    context._checkpoints = checkpoints
+    if checkpoints is not None:
+        context._checkpoints = checkpoints
     return context, board
 
 
@@ -385,7 +386,7 @@ def test_a_checkpoint_is_a_beat_even_if_it_cannot_be_saved() -> None:
 def test_the_state_is_saved_before_a_wish_to_stop_is_raised(flag: int) -> None:
     """What was handed to checkpoint() is what the next run resumes from."""
     checkpoints = Checkpoints("id")
-    context, board = leased(checkpoints, interruptible=True)
+    context, board = leased(checkpoints)
     board.flag(context._slot, flag)
     with pytest.raises(LeaseError) as caught:
         context.checkpoint({"at": 9})
@@ -532,11 +533,42 @@ def test_what_an_earlier_run_left_is_removed_by_a_success_that_never_asked(
     store = KeyValueStore(backend)
     monkeypatch.setattr(ending, "find", lambda *_: store)
     store.save("id", 1, packed("left behind", token=1))
-    context, _ = leased(Checkpoints("id"), token=2, deliveries=deliveries)
-    task: Any = SimpleNamespace(name="t", request=SimpleNamespace(retries=retries))
-    ending.attach(task, context)
+    context, _ = leased(None, token=2, deliveries=deliveries)
+    request = SimpleNamespace(retries=retries)
+    task: Any = SimpleNamespace(name="t", request=request)
+    ending.attach(task, request, context)
     ending._succeeded(task)
     assert len(backend.keys) == stays
+
+
+def test_what_a_hook_saved_in_memory_does_not_keep_the_body_from_its_store(
+    backend: DictBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint before the body has no store yet; the body's is the task's."""
+    monkeypatch.setattr(ending, "find", lambda *_: KeyValueStore(backend))
+    context, _ = leased(None, token=2)
+    context.checkpoint("of a hook")
+    request = SimpleNamespace(retries=0)
+    task: Any = SimpleNamespace(name="t", request=request)
+    ending.attach(task, request, context)
+    assert not backend.keys
+    assert context.restored is None
+    context.checkpoint("of the body")
+    assert len(backend.keys) == 1
+
+
+def test_threads_that_use_checkpoints_first_at_the_same_time_get_the_same_ones() -> None:
+    """Breaks when each has its own: the later save would undo the other's."""
+    context, _ = leased(None)
+    others = []
+
+    def make(task_id: str) -> Checkpoints:
+        context._make_checkpoints = Checkpoints
+        others.append(context._checkpoints)  # as by another thread, just now
+        return Checkpoints(task_id)
+
+    context._make_checkpoints = make
+    assert context._checkpoints is others[0]
 
 
 def test_a_plain_tasks_end_is_passed_over() -> None:

@@ -29,19 +29,23 @@ logger = logging.getLogger(__name__)
 ATTRIBUTE = "lease_checkpoints"
 
 
-def attach(task: Task[Any, Any], context: ToolContext) -> None:
-    """Give a leased run the checkpoints of its task id."""
-    request = task.request
-    task_id = context.task_id
+def attach(task: Task[Any, Any], request: Any, context: ToolContext) -> None:
+    """Give a leased run the checkpoints of its task id, which are made when they are first used."""
+    make = functools.partial(_make, task, request, context.fencing_token or 0)
+    context._make_checkpoints = make  # noqa: SLF001  (the context's other half)
+    if context._has_checkpoints:  # noqa: SLF001  (those of a hook, which are in memory)
+        vars(context).pop("_checkpoints", None)  # a thread of the hook may not be ready yet
+    if context.deliveries > 1 or request.retries:
+        _watch(request, context._checkpoints)  # noqa: SLF001  (an earlier run may have left one)
 
+
+def _make(task: Task[Any, Any], request: Any, token: int, task_id: str) -> Checkpoints:
     def reach() -> Store:
         _watch(request, checkpoints)
         return find(task, task_id)
 
-    checkpoints = Checkpoints(task_id, task=task.name, token=context.fencing_token or 0, find=reach)
-    context._checkpoints = checkpoints  # noqa: SLF001  (the context's other half)
-    if context.deliveries > 1 or request.retries:
-        _watch(request, checkpoints)  # an earlier run may have left one
+    checkpoints = Checkpoints(task_id, task=task.name, token=token, find=reach)
+    return checkpoints
 
 
 def _watch(request: Any, checkpoints: Checkpoints) -> None:
