@@ -227,6 +227,7 @@ def before_start(task: Task[Any, Any], hook: Callable[..., Any], *args: Any, **k
     run = current_run()
     if run is None or not run.starts(task.request):
         return hook(*args, **kwargs)
+    checkpoints.attach(task, task.request, run.context)
     try:
         return hook(*args, **kwargs)
     except Exception as exc:

@@ -15,7 +15,14 @@ from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 from hypothesis import given, strategies as st
 
-from celery_lease import LeasedTask, LeaseError, LeaseLost, ShutdownRequested, ToolContext
+from celery_lease import (
+    LeasedTask,
+    LeaseError,
+    LeaseLost,
+    ShutdownRequested,
+    ToolContext,
+    current_context,
+)
 from celery_lease.board import BEAT, Board
 from celery_lease.core.loss import FLAG_CANCELLED, FLAG_LOST, FLAG_SHUTDOWN
 from celery_lease.core.ticket import Ticket
@@ -30,10 +37,13 @@ from celery_lease.task.checkpoints.errors import (
 from celery_lease.task.checkpoints.memory import MemoryStore
 from celery_lease.task.checkpoints.stores import FileStore, KeyValueStore, find
 from celery_lease.task.current import private_context
+from unit import leased_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from unit.leased_runs import Delivery
 
 SAVED = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -541,13 +551,13 @@ def test_what_an_earlier_run_left_is_removed_by_a_success_that_never_asked(
     assert len(backend.keys) == stays
 
 
-def test_what_a_hook_saved_in_memory_does_not_keep_the_body_from_its_store(
+def test_what_a_signal_saved_in_memory_does_not_keep_the_body_from_its_store(
     backend: DictBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint before the body has no store yet; the body's is the task's."""
     monkeypatch.setattr(ending, "find", lambda *_: KeyValueStore(backend))
     context, _ = leased(None, token=2)
-    context.checkpoint("of a hook")
+    context.checkpoint("of a signal")
     request = SimpleNamespace(retries=0)
     task: Any = SimpleNamespace(name="t", request=request)
     ending.attach(task, request, context)
@@ -555,6 +565,35 @@ def test_what_a_hook_saved_in_memory_does_not_keep_the_body_from_its_store(
     assert context.restored is None
     context.checkpoint("of the body")
     assert len(backend.keys) == 1
+
+
+def test_a_checkpoint_before_the_start_is_stored(
+    app: Celery, delivery: Delivery, backend: DictBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hook and body have the same ones, and what the run before it left; success removes them."""
+    monkeypatch.setattr(ending, "find", lambda *_: KeyValueStore(backend))
+    former = packed("of the run before", token=1, task_id=delivery.task_id)
+    KeyValueStore(backend).save(delivery.task_id, 1, former)
+    seen: list[Any] = []
+
+    class Hooked(LeasedTask):
+        abstract = True
+
+        def before_start(self, *_: Any) -> None:
+            context = current_context()
+            seen.append(context.restored)
+            context.checkpoint("of the hook")
+            seen.append(KeyValueStore(backend).peek(delivery.task_id))
+
+    @leased_runs.leased(app, base=Hooked, name="t")
+    def task(*, context: ToolContext) -> None:
+        seen.append(context.restored)
+
+    delivery.trace(task)
+    before, stored, body = seen
+    assert before == body == "of the run before"
+    assert "of the hook" in str(stored)
+    assert not backend.keys
 
 
 def test_threads_that_use_checkpoints_first_at_the_same_time_get_the_same_ones() -> None:

@@ -30,11 +30,17 @@ ATTRIBUTE = "lease_checkpoints"
 
 
 def attach(task: Task[Any, Any], request: Any, context: ToolContext) -> None:
-    """Give a leased run the checkpoints of its task id, which are made when they are first used."""
+    """Give a leased run the checkpoints of its task id, which are made when they are first used.
+
+    Its ``before_start`` may have got them already, if it has one of its own.
+    """
+    if "_make_checkpoints" in vars(context):
+        return
     make = functools.partial(_make, task, request, context.fencing_token or 0)
     context._make_checkpoints = make  # noqa: SLF001  (the context's other half)
-    if context._has_checkpoints:  # noqa: SLF001  (those of a hook, which are in memory)
-        vars(context).pop("_checkpoints", None)  # a thread of the hook may not be ready yet
+    # A receiver of task_prerun gets some in memory; a thread of it may not be ready with that yet.
+    if context._has_checkpoints:  # noqa: SLF001
+        vars(context).pop("_checkpoints", None)
     if context.deliveries > 1 or request.retries:
         _watch(request, context._checkpoints)  # noqa: SLF001  (an earlier run may have left one)
 
