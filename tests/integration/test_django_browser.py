@@ -102,7 +102,7 @@ def test_staff_sees_a_task_and_a_superuser_cancels_it(project: Project, browser:
         worker.wait_log("ready.")
         port = free_port()
         with project.manage("runserver", f"127.0.0.1:{port}", "--noreload") as server:
-            server.wait_log("Starting development server")
+            server.wait_log(" development server at ")  # of WSGI, says Django 6
             url = f"http://127.0.0.1:{port}"
             wide = browser.new_page(viewport={"width": 1280, "height": 800})
             narrow = browser.new_page(viewport={"width": 390, "height": 844})
