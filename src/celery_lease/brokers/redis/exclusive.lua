@@ -14,6 +14,7 @@
 -- All here is in pcall: the message that a script is about must not be held up by a key.
 local PLACE_LENGTH, COUNTERS_END, REST_FROM = 22, 25, 29  -- of a place; in a payload; in a stored text
 local PARKED_FOR = 60  -- seconds between two looks of a reaper
+local EXCLUSIVE, PARKED = '"exclusive": {', '{"parked": '  -- in a record; before that of a parked message
 local looked = 0  -- holders whose leases were looked at
 local STALE = 8  -- entries of a line that are passed over in one call, if their message is gone
 
@@ -23,7 +24,7 @@ end
 
 -- Returns a record as a table if it has an exclusive key.
 local function keyed(record)
-  local found = type(record) == 'string' and string.find(record, '"exclusive": {', 1, true)
+  local found = type(record) == 'string' and string.find(record, EXCLUSIVE, 1, true)
   local claim = found and read(record)
   local facts = claim and claim.exclusive
   return type(facts) == 'table' and type(facts.key) == 'string' and claim or nil
@@ -31,13 +32,13 @@ end
 
 -- Returns the key and the limit of a record that is not parked, without decoding it where it can.
 local function needs(record)
-  local _, last = string.find(record or '', '"exclusive": {"key": "', 1, true)
-  local key, limit
-  if last and string.sub(record, 1, 11) ~= '{"parked": ' then
-    key, limit = string.match(record, '^([^"\\]+)", "limit": (%d+),', last + 1)
+  local _, last = string.find(record or '', EXCLUSIVE, 1, true)
+  if not last or string.sub(record, 1, #PARKED) == PARKED then
+    return nil
   end
-  local claim = last and not key and keyed(record)
-  if claim and not claim.parked then
+  local key, limit = string.match(record, '^"key": "([^"\\]+)", "limit": (%d+),', last + 1)
+  local claim = not key and keyed(record)
+  if claim then
     key, limit = claim.exclusive.key, claim.exclusive.limit
   end
   return key, tonumber(limit)
@@ -148,7 +149,7 @@ release = function(tag, record)
     return
   end
   local claim = keyed(record)
-  if claim then
+  if claim and claim.parked then
     step_out(tag, claim)
   end
 end
@@ -219,7 +220,7 @@ local function turn_away(tag, value, record, claim)
   end
   claim.parked = place
   local err = keep(tag .. '~', now + PARKED_FOR, parked_text(value, place),
-    '{"parked": "' .. place .. '", ' .. string.sub(record, 2))
+    PARKED .. '"' .. place .. '", ' .. string.sub(record, 2))
   if err then
     return nil, err
   end
