@@ -71,19 +71,19 @@ class Stats:
         self.counts: Counter[Key] = Counter()
         self.round_trips = RoundTripStats()
         self._pairs: set[tuple[str, str]] = set()
-        self._keys: dict[tuple[Fact, str, str, str], Key] = {}  # of the counted pairs
 
     def count(self, fact: Fact, task: str, queue: str, detail: str = "") -> None:
-        facts = (fact, detail, task, queue)
-        self.counts[self._keys.get(facts) or self._key(*facts)] += 1
+        facts = (fact, detail, task, queue)  # equal to their key, and made sooner
+        self.counts[facts if facts in self.counts else self._key(*facts)] += 1  # type: ignore[index]
 
     def _key(self, fact: Fact, detail: str, task: str, queue: str) -> Key:
         pair = (task, queue)
         if pair not in self._pairs:
-            if len(self._pairs) >= MOST_PAIRS:
-                return Key(fact, detail, *OTHERS)
-            self._pairs.add(pair)
-        return self._keys.setdefault((fact, detail, *pair), Key(fact, detail, *pair))
+            if len(self._pairs) < MOST_PAIRS:
+                self._pairs.add(pair)
+            else:
+                pair = OTHERS
+        return Key(fact, detail, *pair)
 
 
 class Holding(Protocol):
