@@ -7,7 +7,6 @@ ends late asks the broker.
 
 from __future__ import annotations
 
-import functools
 import logging
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
@@ -174,7 +173,6 @@ def may_act(app: Celery, context: ToolContext, ticket: Ticket) -> bool:
     return confirmed
 
 
-@functools.lru_cache(128)
 def margin(extension: float) -> float:
     """Return the seconds of its lease that a run must have left to end without asking."""
     return max(extension * MARGIN, min(SHORTEST_MARGIN, extension / 3))

@@ -63,7 +63,7 @@ class Run:
 
     def leave_body(self) -> None:
         """Enter the span in which the outcome is stored, even if the body was not reached."""
-        if self.span <= Span.BODY and not self.is_over:
+        if not self.span.stores and not self.is_over:
             self.span = Span.STORING
             self.beaten = current.leave_body(self.context, self.body_since)
 

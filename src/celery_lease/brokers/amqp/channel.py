@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from amqp import spec
 from amqp.exceptions import PreconditionFailed
 
-from celery_lease.brokers.amqp.counts import HEADER
 from celery_lease.brokers.amqp.delivery import CLOSED, Delivery
 from celery_lease.brokers.amqp.frames import guard, spoil
 from celery_lease.brokers.amqp.limits import Limit, consumer_timeout, learn, spends_budget
@@ -158,8 +157,6 @@ class Leasing(LeasingChannel):
                     self.send_method(spec.Basic.Nack, "Lbb", (number, False, True))
 
     def _is_last(self: Any, headers: Mapping[str, Any], consumer: str) -> bool:
-        if HEADER not in headers:
-            return False
         version = str(self.connection.server_properties.get("version", ""))
         return spends_budget(headers, self.arguments[consumer], version)
 

@@ -7,7 +7,6 @@ fails ``tests/unit/worker/test_pools.py``.
 from __future__ import annotations
 
 import sys
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from .base import Pool, Solo, Thread
@@ -32,12 +31,7 @@ KINDS: dict[str, type[Pool]] = {
 
 def kind(pool: Any) -> str:
     """Return the name of the module of a pool's class."""
-    return _name(type(pool).__module__)
-
-
-@cache
-def _name(module: str) -> str:
-    return module.rpartition(".")[2]
+    return type(pool).__module__.rpartition(".")[2]
 
 
 def queues_inside(pool: Any) -> bool:
