@@ -30,7 +30,7 @@ OURS = "lease"
 LEFT_BEHIND = 0.05
 #: Seconds for the reply of a second worker of the same name, after the first has replied.
 NAMESAKE = 0.5
-#: Stands for no limit of replies: kombu's default is the number of names.
+#: Stands for no limit of replies.
 EVERYBODY = 10_000
 
 _IDENTITY = re.compile(r":\d+:[0-9a-f]+$")
@@ -55,26 +55,43 @@ def replies_to(
     timeout: float,
     connection: Any,
     arguments: dict[str, Any] | None = None,
-    limit: int | None = None,
+    awaited: Mapping[str, int] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
 ) -> Replies:
-    """Return the replies of the named workers, or of all, within *timeout* s; at most *limit*.
+    """Return the replies of the named workers, or of all, in the order of their arrival.
+
+    The wait ends *timeout* s after the last reply, or as soon as each name of *awaited* has its
+    number of replies; left out: one for each of *names*. kombu counts replies alone, so that one
+    worker's second reply would end the wait for another worker's first.
 
     Raises:
         Exception: An error of kombu's transport; the broker is away.
     """
+    replies: Replies = []
+    missing = dict(dict.fromkeys(names, 1) if awaited is None else awaited)
+
+    def hear(body: dict[str, Any]) -> None:
+        if callback is not None:
+            callback(body)
+        for name, reply in body.items():
+            replies.append((name, reply))
+            if name in missing:
+                missing[name] -= 1
+        if missing and max(missing.values()) <= 0:
+            raise TimeoutError  # what ends kombu's wait
+
     mailbox: Any = app.control.mailbox(connection)  # type: ignore[attr-defined]
     mailbox.producer_or_acquire = lambda _, channel: _Once(channel, auto_declare=False)
-    replies = mailbox._broadcast(  # noqa: SLF001  (as Celery's Control.broadcast)
+    mailbox._broadcast(  # noqa: SLF001  (as Celery's Control.broadcast)
         command,
         arguments,
         list(names) or None,
         reply=True,
         timeout=timeout,
-        limit=limit,
-        callback=callback,
+        limit=EVERYBODY,
+        callback=hear,
     )
-    return [(name, reply) for each in replies or () for name, reply in each.items()]
+    return replies
 
 
 def leave_little(connection: Any) -> None:
@@ -129,8 +146,8 @@ class Asker:
             return {}
         # Without plain workers all get the command, also one that was too busy to answer stats.
         names = list(self.known) if plain else ()
-        count = sum(len(who) or 1 for who in self.known.values())
-        return _named(self._send(command, names, timeout, arguments, count), self.known)
+        awaited = {node: len(who) or 1 for node, who in self.known.items()}
+        return _named(self._send(command, names, timeout, arguments, awaited), self.known)
 
     def _ask_named(
         self, command: str, names: Sequence[str], timeout: float, arguments: dict[str, Any]
@@ -142,11 +159,12 @@ class Asker:
         replies = self._send(command, names, timeout, arguments)
         here = list(dict(replies))
         if here:
-            stats = self._send("stats", here, min(NAMESAKE, timeout), WHO, EVERYBODY)
+            all_of_them = dict.fromkeys(here, EVERYBODY)
+            stats = self._send("stats", here, min(NAMESAKE, timeout), WHO, all_of_them)
             self.known = _identities([each for each in stats if "lease" in each[1]])
         if self.duplicates:
-            count = sum(len(self.known.get(name) or (name,)) for name in here)
-            replies = self._send(command, here, timeout, arguments, count)
+            awaited = {name: len(self.known.get(name) or (name,)) for name in here}
+            replies = self._send(command, here, timeout, arguments, awaited)
         return _named(replies, self.known)
 
     def _send(
@@ -155,9 +173,8 @@ class Asker:
         names: Sequence[str],
         timeout: float,
         arguments: dict[str, Any],
-        limit: int | None = None,
+        awaited: Mapping[str, int] | None = None,
     ) -> Replies:
-        """Send a command, and wait for at most *limit* replies; None: the number of *names*."""
         return replies_to(
             self._app,
             command,
@@ -165,7 +182,7 @@ class Asker:
             timeout=timeout,
             arguments=arguments,
             connection=self._connection,
-            limit=limit or len(names) or None,
+            awaited=awaited,
         )
 
 
@@ -181,20 +198,25 @@ def _identities(stats: Replies) -> dict[str, list[str]]:
 
 
 def _named(replies: Replies, known: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return replies by node name, or by identity where several workers share one."""
+    """Return replies by node name, or by identity where several workers share one.
+
+    A worker may reply twice: by what stands in for its main loop, and by that loop later, when the
+    task may be over. Its first reply counts.
+    """
     found: dict[str, Any] = {}
     for node in dict(replies):
+        # Replies with an identity first; the others belong to workers without leases.
         said = [reply for each, reply in replies if each == node]
+        said.sort(key=lambda each: not _worker_in(each))
         who = known.get(node, ())
         if len(who) < 2:  # noqa: PLR2004
-            found[node] = said[-1]
+            found[node] = said[0]
             continue
-        # Replies with an identity first; the others belong to workers without leases.
-        for reply in sorted(said, key=lambda each: not _worker_in(each)):
+        for reply in said:
             left = [each for each in who if each not in found]
             identity = _worker_in(reply) or (left[0] if left else "")
             if identity:
-                found[identity] = reply
+                found.setdefault(identity, reply)
     return found
 
 

@@ -79,7 +79,8 @@ class BackupControl:
         self._connection: Any = None
         self._listener: Any = None
         self._node: Any = None
-        #: Commands that arrived, with the time; a second answer to one does no harm.
+        #: Commands that arrived, with the time. The main loop may answer one as well, later:
+        #: whoever asked goes by the first reply.
         self._heard: deque[tuple[float, Any, Any]] = deque(maxlen=100)
 
     def run_once(self) -> float:

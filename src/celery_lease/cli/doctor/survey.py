@@ -91,7 +91,7 @@ def _survey(ask: Ask, driver: type[Driver], prefix: str) -> list[WorkerAnswer]:
 
 def _replies(ask: Ask, command: str, names: Sequence[str]) -> dict[str, Any]:
     """Return the replies to a command by worker, as soon as all of *names* have replied."""
-    return dict(ask(command, names, limit=len(names))) if names else {}
+    return dict(ask(command, names)) if names else {}
 
 
 def _about(ask: Ask, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Offset]]:
@@ -110,7 +110,7 @@ def _about(ask: Ask, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Of
                 replies[name] = reply
                 clocks[name] = Offset.of(float(reply["clock"]), asked, now)
 
-    ask("lease_about", names, limit=len(names), callback=answered)
+    ask("lease_about", names, callback=answered)
     return replies, clocks
 
 
