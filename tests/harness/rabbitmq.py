@@ -125,6 +125,13 @@ class RabbitServer(LocalProcess):
         return False
 
     @property
+    def timed(self) -> dict[str, Any]:
+        """Arguments of a queue with a consumer timeout: since 4.3 a classic queue has none."""
+        with self.bench().channel() as channel:
+            version = channel.connection.server_properties["version"]
+        return QUORUM if tuple(map(int, version.split(".")[:2])) >= (4, 3) else {}
+
+    @property
     def url(self) -> str:
         return self.url_at(self.port)
 

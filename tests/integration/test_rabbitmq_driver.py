@@ -304,9 +304,11 @@ def test_threads_settle_while_another_reads(either: Bench) -> None:
         assert other.receives_nothing()
 
 
-def test_a_queues_own_consumer_timeout_bounds_its_leases(bench: Bench) -> None:
+def test_a_queues_own_consumer_timeout_bounds_its_leases(
+    rabbitmq: RabbitServer, bench: Bench
+) -> None:
     """It stands in the arguments that the consumer declares, in milliseconds."""
-    arguments = {"x-consumer-timeout": 300_000}
+    arguments = {**rabbitmq.timed, "x-consumer-timeout": 300_000}
     queue = Queue(f"driver{next(_numbers)}", queue_arguments=arguments)
     bench.publish("a", queue=queue)
     (message,) = bench.desk(queue, seconds=600).receive()

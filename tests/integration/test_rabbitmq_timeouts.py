@@ -40,7 +40,8 @@ def stages(
 def test_a_lease_ends_before_the_consumer_timeout(stage: RabbitStage) -> None:
     """The channel lives on, under the other tasks of the worker too, and the log tells why."""
     timeout = {"consumer_timeout": TIMEOUT}
-    setup = stage.rabbitmq.setup(stage.queue, broker_transport_options=timeout)
+    timed = stage.rabbitmq.timed
+    setup = stage.rabbitmq.setup(stage.queue, timed, broker_transport_options=timeout)
     worker = stage.start(setup, concurrency=2)
     send = with_queue(setup.app()).send_task
     endless = send("any.work", (300.0,))
@@ -73,11 +74,12 @@ def test_a_plain_task_that_outruns_the_consumer_timeout_leaves_leases_alone(
 ) -> None:
     """Its message goes back in time, so that the channel lives on, and the log names it."""
     timeout = {"consumer_timeout": TIMEOUT}
-    setup = stage.rabbitmq.setup(stage.queue, broker_transport_options=timeout)
+    timed = stage.rabbitmq.timed
+    setup = stage.rabbitmq.setup(stage.queue, timed, broker_transport_options=timeout)
     worker = stage.start(setup, concurrency=3)
     send = with_queue(setup.app()).send_task
     plain = send("any.plain", (16.0, 0.1))
-    waits = send("any.plain", (0.1,), countdown=12)
+    waits = send("any.plain", (0.1,), countdown=10)
     stage.ledger.wait("start", plain.id)
     worker.wait_log(
         f"task any.plain[{plain.id}] of queue {stage.queue}, without a lease, still runs", 30
@@ -98,8 +100,9 @@ def test_a_plain_task_that_outruns_the_consumer_timeout_leaves_leases_alone(
 def test_a_worker_outlives_a_consumer_timeout_that_nobody_told_it(
     stage: RabbitStage, pool: str
 ) -> None:
-    """It says which task outran it, connects anew, and knows the timeout from then on."""
-    setup = stage.rabbitmq.setup(stage.queue, broker_connection_retry_delay=1)
+    """It says which task outran it, connects anew, and knows a timeout that is named."""
+    timed = stage.rabbitmq.timed
+    setup = stage.rabbitmq.setup(stage.queue, timed, broker_connection_retry_delay=1)
     worker = stage.start(setup, pool, concurrency=2)
     send = with_queue(setup.app()).send_task
     first = send("any.plain", (TIMEOUT + 5.0, 0.1))
@@ -116,4 +119,19 @@ def test_a_worker_outlives_a_consumer_timeout_that_nobody_told_it(
     stage.ledger.wait("end", second.id, count=2, within=40)
     stage.rabbitmq.wait_empty(stage.queue)
     assert worker.log.count("PRECONDITION_FAILED") == closed
+    assert worker.returncode is None
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+@at_once
+def test_a_lease_ends_with_its_consumer(stage: RabbitStage, pool: str) -> None:
+    """RabbitMQ cancels it when it takes messages back, since 4.3, or when the queue is deleted."""
+    setup = stage.rabbitmq.setup(stage.queue)
+    worker = stage.start(setup, pool)
+    task = with_queue(setup.app()).send_task("any.work", (300.0,))
+    stage.ledger.wait("start", task.id)
+    with stage.rabbitmq.bench().channel() as channel:
+        channel.queue_delete(stage.queue)
+    stage.ledger.wait("told", task.id, within=30)
+    worker.wait_log(f"RabbitMQ has cancelled the consumer of queue {stage.queue}", 30)
     assert worker.returncode is None

@@ -52,6 +52,7 @@ def test_every_python_and_celery_of_the_metadata_is_tried(sessions: set[str]) ->
         f"tests(py{each}-celery{celery})".replace(".", "")
         for each in named
         for celery in ("5.5", "5.6", "5.7")
+        if each != "3.14" or celery == "5.7"  # the first that says it runs there
     }
     assert wanted <= sessions
     assert project["dependencies"] == ["celery>=5.5,<5.8"]

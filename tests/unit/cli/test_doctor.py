@@ -678,7 +678,9 @@ def test_tasks_of_this_package_and_refused_ones_are_not_called_plain(app: Celery
     mapping.register(app)
     loaded = load_settings(app)
     assert isinstance(loaded, Settings)
-    case = Case(app=app, loaded=loaded, policies={}, driver_type="amqp")
+    server = SimpleNamespace(server_properties={"version": "3.13.7"})
+    channel: Any = SimpleNamespace(connection=server)
+    case = Case(app=app, loaded=loaded, policies={}, driver_type="amqp", channel=channel)
     (found,) = rabbitmq._plain_tasks(case)
     assert found.what.endswith(": t.late")
 

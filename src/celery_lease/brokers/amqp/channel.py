@@ -3,7 +3,7 @@
 Uses of kombu and py-amqp internals, as read in kombu 5.5.4 and 5.7.0 and amqp 5.3.1 and 5.4.2:
 that a consumer's messages pass ``Channel.message_to_python``, that a consumer's callback is a
 method of its :class:`kombu.Consumer`, ``Channel.collect``, ``Channel._do_revive``,
-``Channel.no_ack_consumers``.
+``Channel.no_ack_consumers``, ``Channel._on_basic_cancel``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from amqp.exceptions import PreconditionFailed
 
 from celery_lease.brokers.amqp.delivery import CLOSED, Delivery
 from celery_lease.brokers.amqp.frames import guard, spoil
-from celery_lease.brokers.amqp.limits import Limit, consumer_timeout, learn, spends_budget
+from celery_lease.brokers.amqp.limits import (
+    Limit,
+    consumer_cancelled,
+    consumer_timeout,
+    learn,
+    spends_budget,
+)
 from celery_lease.brokers.amqp.plain import PlainMessage, PlainMessages
 from celery_lease.brokers.amqp.reader import attach, reader_of
 from celery_lease.brokers.qos import NOBODY, LeasingChannel, when_leasing
@@ -68,7 +74,8 @@ class Leasing(LeasingChannel):
     ) -> Any:
         """Consume, and store the call; for a backlogged holder only store it."""
         arguments = (options.get("arguments") or {}, *_queue_arguments(callback, queue))
-        timeout = consumer_timeout(self.connection.client.transport_options or {}, arguments)
+        known = self.connection.client.transport_options or {}
+        timeout = consumer_timeout(known, arguments, self._version)
         is_dead_lettered = any(DEAD_LETTERS in each for each in arguments)
         consume = partial(super().basic_consume, queue, *args, callback=callback, **options)  # type: ignore[misc]
         # Before the call: messages may arrive while it waits for its answer.
@@ -86,6 +93,13 @@ class Leasing(LeasingChannel):
         """Cancel a consumer for good."""
         self.consumers.pop(consumer_tag, None)
         return super().basic_cancel(consumer_tag, **options)  # type: ignore[misc]
+
+    def _on_basic_cancel(self: Any, consumer_tag: str) -> None:
+        """Raise ConsumerCancelled, as py-amqp does: the worker connects anew."""
+        if self.lease_holder is not NOBODY and consumer_tag in self.limits:
+            consumer_cancelled(self.limits[consumer_tag].queue)
+            self.name_oldest()
+        super()._on_basic_cancel(consumer_tag)  # type: ignore[misc]
 
     @when_leasing
     def message_to_python(self: Any, raw: Any) -> Any:
@@ -157,8 +171,11 @@ class Leasing(LeasingChannel):
                     self.send_method(spec.Basic.Nack, "Lbb", (number, False, True))
 
     def _is_last(self: Any, headers: Mapping[str, Any], consumer: str) -> bool:
-        version = str(self.connection.server_properties.get("version", ""))
-        return spends_budget(headers, self.arguments[consumer], version)
+        return spends_budget(headers, self.arguments[consumer], self._version)
+
+    @property
+    def _version(self: Any) -> str:
+        return str(self.connection.server_properties.get("version", ""))
 
     def return_overdue(self: Any) -> None:
         """Return plain messages before the broker closes the channel for them. From any thread."""
@@ -173,7 +190,7 @@ class Leasing(LeasingChannel):
                     self.send_method(spec.Basic.Nack, "Lbb", (number, False, True))
 
     def name_oldest(self: Any) -> None:
-        """Log the oldest plain messages, a likely cause of a channel closed by the broker; once."""
+        """Log the oldest plain messages, a likely cause of what the broker closed; once."""
         now = self.lease_clock.now()
         for each in self.plain.oldest(OLDEST):
             held, limit = now - each.received_at, each.limit

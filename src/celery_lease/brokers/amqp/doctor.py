@@ -35,8 +35,7 @@ def clock(case: Examined) -> None:
 
 def check(case: Examined) -> Iterator[Finding]:
     """Yield the findings about the server and the queues."""
-    properties: Mapping[str, Any] = case.channel.connection.server_properties
-    yield ok("rabbitmq.version", f"the server is RabbitMQ {properties.get('version', '?')}")
+    yield ok("rabbitmq.version", f"the server is RabbitMQ {_version(case) or '?'}")
     if not case.app.conf.broker_heartbeat:
         yield warning(
             "rabbitmq.heartbeat",
@@ -55,6 +54,10 @@ def check(case: Examined) -> Iterator[Finding]:
     yield from declared.check(case)
 
 
+def _version(case: Examined) -> str:
+    return str(case.channel.connection.server_properties.get("version", ""))
+
+
 def _queue(case: Examined, name: str) -> Iterator[Finding]:
     known = case.app.amqp.queues.get(name)
     arguments = dict(getattr(known, "queue_arguments", None) or {})
@@ -62,7 +65,7 @@ def _queue(case: Examined, name: str) -> Iterator[Finding]:
     consumed = (dict(getattr(known, "consumer_arguments", None) or {}), arguments)
     is_said = OPTION in options or any(ARGUMENT in each for each in consumed)
     said = "as the app says" if is_said else f"(assumed: {OPTION} is not set)"
-    yield from _timeout(case, name, consumer_timeout(options, consumed), said)
+    yield from _timeout(case, name, consumer_timeout(options, consumed, _version(case)), said)
     yield _undeclared(name) if known is None else _deliveries(case, name, arguments)
 
 
@@ -99,7 +102,8 @@ def _plain_tasks(case: Examined) -> Iterator[Finding]:
     options = case.app.conf.broker_transport_options or {}
     queues = [case.app.amqp.queues.get(name) for name in case.queues]
     arguments = [dict(getattr(each, "queue_arguments", None) or {}) for each in queues]
-    timeout = min((consumer_timeout(options, [each]) for each in arguments), default=math.inf)
+    timeouts = (consumer_timeout(options, [each], _version(case)) for each in arguments)
+    timeout = min(timeouts, default=math.inf)
     late = {
         name: task.time_limit or case.app.conf.task_time_limit
         for name, task in case.plain_tasks.items()

@@ -5,6 +5,10 @@ channel is closed under all tasks of the worker. AMQP cannot read it: it is take
 argument ``x-consumer-timeout`` (milliseconds, as RabbitMQ has it) if the worker knows that, else
 from the transport option ``consumer_timeout`` (seconds; 0: the server has none), else it is the
 server's default. If a server names it as it closes a channel, that value is used.
+
+Since RabbitMQ 4.3 a quorum queue does this by itself: it takes its messages back and cancels the
+consumer, without naming a time, and the channel stays open. A classic queue has no timeout any
+more. Seen on 4.3.6; see also rabbitmq-server#16983.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from celery_lease.brokers.amqp.counts import HEADER
 from celery_lease.core.faults import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +33,11 @@ ARGUMENT = "x-consumer-timeout"
 DEFAULT = 1800.0
 #: A quorum queue's argument for its delivery limit, and the default.
 LIMIT, DELIVERY_LIMIT = "x-delivery-limit", 20
-#: The RabbitMQ releases from which on there is a default limit, and nacks are not counted.
-LIMITED_BY_DEFAULT, NACKS_ARE_FREE = (4, 0), (4, 3)
+#: The RabbitMQ releases from which on there is a default limit, nacks are not counted, and classic
+#: queues have no consumer timeout.
+LIMITED_BY_DEFAULT, NACKS_ARE_FREE, CLASSIC_WAITS = (4, 0), (4, 3), (4, 3)
+#: The queue's argument for its type; without one it has that of its virtual host.
+TYPE = "x-queue-type"
 #: Seconds before the timeout at which a lease ends, so that its task gets the loss at a beat, and
 #: the reaper can return the message of a task that does not; at most a third of a short timeout.
 MARGIN = 60.0
@@ -39,19 +46,28 @@ _TIMED_OUT = re.compile(r"deliver\w* acknowledge?ment .*timed out")
 _VALUE = re.compile(r"[Tt]imeout value used: (\d+) ms")
 #: The server's timeout in seconds, once it has named it; written by the consuming thread.
 _reported: list[float] = []
+#: The type of a queue whose declaration names none: RabbitMQ's default, until it cancels a
+#: consumer, as a quorum queue does at its timeout. Written by the consuming thread.
+_assumed_type = ["classic"]
 
 
-def consumer_timeout(options: Mapping[str, Any], arguments: Iterable[Mapping[str, Any]]) -> float:
-    """Return the seconds after which RabbitMQ closes the channel; infinite if it never does.
+def consumer_timeout(
+    options: Mapping[str, Any], arguments: Sequence[Mapping[str, Any]], version: str
+) -> float:
+    """Return the seconds after which RabbitMQ takes a message back; infinite if it never does.
 
     Args:
         options: The connection's transport options.
         arguments: The arguments of consumer and queue; the first that sets a timeout decides.
+        version: RabbitMQ's version.
     """
     for each in arguments:
         if ARGUMENT in each:
             return float(each[ARGUMENT]) / 1000
-    return min(_reported, default=float(options.get(OPTION, DEFAULT) or 0) or math.inf)
+    if _reported or OPTION in options:
+        return min(_reported, default=float(options.get(OPTION) or 0) or math.inf)
+    kind = next((each[TYPE] for each in arguments if TYPE in each), _assumed_type[0])
+    return math.inf if kind == "classic" and _release(version) >= CLASSIC_WAITS else DEFAULT
 
 
 def faulty_option(options: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -79,6 +95,18 @@ def learn(text: str) -> bool:
     return True
 
 
+def consumer_cancelled(queue: str) -> None:
+    """Log that the broker has cancelled a consumer, and no longer take queues for classic ones."""
+    _assumed_type[0] = "quorum"
+    logger.error(
+        "RabbitMQ has cancelled the consumer of queue %s, and takes back all messages of this "
+        "worker: the queue was deleted, or its consumer_timeout is shorter than the worker knows. "
+        "Say it in broker_transport_options: {'%s': seconds}",
+        queue,
+        OPTION,
+    )
+
+
 def spends_budget(
     headers: Mapping[str, Any], arguments: Iterable[Mapping[str, Any]], version: str
 ) -> bool:
@@ -96,12 +124,16 @@ def spends_budget(
     count = headers.get(HEADER)
     if not isinstance(count, int):
         return False
-    release = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    release = _release(version)
     if not release or release >= NACKS_ARE_FREE:
         return False
     default = DELIVERY_LIMIT if release >= LIMITED_BY_DEFAULT else -1
     limit = next((each[LIMIT] for each in arguments if LIMIT in each), default)
     return 0 <= limit <= count
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 class Limit:

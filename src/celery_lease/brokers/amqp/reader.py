@@ -73,7 +73,8 @@ class Reader:
         self._asked: Counter[int] = Counter()  # questions, by channel
         self._answers: Counter[int] = Counter()
         self._answered = threading.Event()
-        self.closed: set[int] = set()  #: channels that the broker closed, by frames read ahead
+        #: Channels that the broker closed, or of which it took messages back, by frames read ahead.
+        self.closed: set[int] = set()
         self.has_ended = False  #: nothing more can be read
 
     def read(self, timeout: float | None = None) -> Any:
@@ -198,7 +199,7 @@ class Reader:
         kind, channel, payload = frame
         if kind == HEARTBEAT:
             return
-        if kind == METHOD and _method(payload) == spec.Channel.Close:
+        if kind == METHOD and _method(payload) in (spec.Channel.Close, spec.Basic.Cancel):
             self.closed.add(channel)
         elif kind == METHOD and _method(payload) == spec.Connection.Close:
             self.has_ended = True

@@ -14,7 +14,9 @@ from celery_lease.brokers.amqp.counts import HEADER, Counts
 from celery_lease.brokers.amqp.limits import (
     ARGUMENT,
     OPTION,
+    TYPE,
     Limit,
+    consumer_cancelled,
     consumer_timeout,
     faulty_option,
     learn,
@@ -84,7 +86,36 @@ def test_the_nearest_word_on_the_consumer_timeout_counts(
     options: Mapping[str, object], arguments: list[Mapping[str, object]], seconds: float
 ) -> None:
     """The consumer's argument, the queue's, the option, the server's default."""
-    assert consumer_timeout(options, arguments) == seconds
+    assert consumer_timeout(options, arguments, "3.13.7") == seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "version", "seconds"),
+    [
+        ({}, {}, "4.2.3", 1800.0),
+        ({}, {}, "4.3.0", math.inf),
+        ({}, {TYPE: "classic"}, "4.3.0", math.inf),
+        ({}, {TYPE: "quorum"}, "4.3.0", 1800.0),
+        ({}, {TYPE: "quorum", ARGUMENT: 5000}, "4.3.0", 5.0),
+        ({OPTION: 7200}, {}, "4.3.0", 7200.0),
+        ({}, {}, "", 1800.0),
+    ],
+)
+def test_a_classic_queue_has_no_timeout_since_4_3(
+    options: Mapping[str, object], arguments: Mapping[str, object], version: str, seconds: float
+) -> None:
+    """A queue that names no type is one, until RabbitMQ has cancelled a consumer."""
+    assert consumer_timeout(options, [{}, arguments], version) == seconds
+
+
+def test_a_cancelled_consumer_casts_doubt_on_queues_of_no_type(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their virtual host may have made them quorum queues."""
+    monkeypatch.setattr(limits, "_assumed_type", ["classic"])
+    consumer_cancelled("q")
+    assert consumer_timeout({}, [{}], "4.3.0") == 1800.0
+    assert consumer_timeout({}, [{TYPE: "classic"}], "4.3.0") == math.inf
 
 
 @pytest.mark.parametrize(
@@ -171,9 +202,9 @@ def test_a_timeout_that_the_server_names_is_believed(monkeypatch: pytest.MonkeyP
     """From the moment on at which it has closed a channel for it."""
     monkeypatch.setattr(limits, "_reported", [])
     assert not learn("PRECONDITION_FAILED - unknown delivery tag 7")
-    assert consumer_timeout({}, [{}]) == 1800.0
+    assert consumer_timeout({}, [{}], "4.2.0") == 1800.0
     assert learn(
         "(0, 0): (406) PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. "
         "Timeout value used: 9000 ms. This timeout value can be configured, see consumers doc guide"
     )
-    assert consumer_timeout({OPTION: 60}, [{}]) == 9.0
+    assert consumer_timeout({OPTION: 60}, [{}], "4.2.0") == 9.0
