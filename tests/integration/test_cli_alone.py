@@ -184,7 +184,8 @@ def test_a_task_is_explained_without_any_worker(setup: Setup, nobody: Shell) -> 
         desk.driver.dead_letter(other.claim.tag, "celery.dead")
         assert "proj.work[t2] is a dead letter in queue celery.dead" in explain("t2")
     nobody.app.backend.store_result("t3", 1, "SUCCESS")
-    assert re.fullmatch(r"It is over since 20.+ UTC: its result is SUCCESS.\n", explain("t3"))
+    over = r"Task t3 has been over since 20.+ UTC: its result is SUCCESS.\n"
+    assert re.fullmatch(over, explain("t3"))
     assert "Nobody knows t4: not the 0 workers" in nobody.fails("explain", "t4", "-t", "0.2")
     bench.close()
 

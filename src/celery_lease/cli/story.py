@@ -79,10 +79,9 @@ def story_of(facts: Facts, now: float) -> Iterator[str]:
         yield from _parked(facts, facts.parked, now)
     elif facts.waiting and not facts.held:
         yield from _waiting(facts, facts.waiting)
-    if facts.checkpoint:
-        yield _checkpoint(facts.checkpoint)
-    if facts.unread:
-        yield f"Its checkpoint could not be read: {facts.unread}"
+    if facts.result and is_final(facts.result.state):
+        yield _over(facts, facts.result)
+    yield from _checkpoint(facts)
     yield from _result(facts)
 
 
@@ -277,9 +276,7 @@ def _result(facts: Facts) -> Iterator[str]:
     kept = facts.result
     if kept is None:
         yield "The result backend says nothing: there is none, or it does not answer."
-    elif is_final(kept.state):
-        yield _over(kept)
-    elif kept.state != "PENDING":
+    elif kept.state != "PENDING" and not is_final(kept.state):
         yield f"Its state in the result backend is {kept.state}."
     if not facts.is_known:
         yield f"Nobody knows {facts.task_id}: not {_asked(facts)}. {_guess(facts)}"
@@ -288,11 +285,11 @@ def _result(facts: Facts) -> Iterator[str]:
     yield from _unavailable(facts)
 
 
-def _over(kept: Result) -> str:
-    at = f" since {when(kept.done_at)}" if kept.done_at is not None else ""
+def _over(facts: Facts, kept: Result) -> str:
+    over = "is over" if kept.done_at is None else f"has been over since {when(kept.done_at)}"
     by = f", run by {kept.worker}" if kept.worker else ""
     error = f", {kept.error}" if kept.error else ""
-    return f"It is over{at}: its result is {kept.state}{error}{by}."
+    return f"Task {facts.task_id} {over}: its result is {kept.state}{error}{by}."
 
 
 def _asked(facts: Facts) -> str:
@@ -334,12 +331,22 @@ def _unavailable(facts: Facts) -> Iterator[str]:
         yield "Why earlier deliveries ended is in the workers' logs."
 
 
-def _checkpoint(kept: Saved) -> str:
-    loops = f", with the place of {counted(len(kept.loops), 'loop')}" if kept.loops else ""
-    return (
-        f"Its checkpoint was saved at {kept.saved} by the run with token {kept.token}: "
-        f"{counted(kept.size, 'byte')}{loops}."
-    )
+def _checkpoint(facts: Facts) -> Iterator[str]:
+    if kept := facts.checkpoint:
+        loops = f", with the place of {counted(len(kept.loops), 'loop')}" if kept.loops else ""
+        yield (
+            f"Its checkpoint was saved at {_saved_at(kept.saved)} by the run with token "
+            f"{kept.token}: {counted(kept.size, 'byte')}{loops}."
+        )
+    if facts.unread:
+        yield f"Its checkpoint could not be read: {facts.unread}"
+
+
+def _saved_at(text: str) -> str:
+    try:
+        return when(datetime.fromisoformat(text).timestamp())
+    except ValueError:
+        return text or when(None)
 
 
 def _named(task: str, facts: Facts) -> str:

@@ -198,10 +198,11 @@ def test_a_dead_letter_is_told_with_the_way_back() -> None:
 def test_a_task_that_is_over_is_told_by_its_result() -> None:
     """What a backend says and since when, or that it says nothing."""
     over = Result(state="SUCCESS", done_at=NOW)
-    assert story(result=over) == "It is over since 2030-01-01 00:01:40 UTC: its result is SUCCESS."
+    said = "Task x has been over since 2030-01-01 00:01:40 UTC: its result is SUCCESS."
+    assert story(result=over) == said
     failed = Result(state="FAILURE", error="ValueError: no film", worker="w1@h")
     text = story(result=failed, broker="amqp", records=False, askable=False)
-    assert text == "It is over: its result is FAILURE, ValueError: no film, run by w1@h."
+    assert text == "Task x is over: its result is FAILURE, ValueError: no film, run by w1@h."
     assert "in the result backend is RETRY" in story(result=Result(state="RETRY"))
     assert "result backend says nothing" in story(result=None, held=[row()])
 
@@ -260,15 +261,22 @@ def test_a_broker_with_a_rule_of_its_own_is_not_spoken_for() -> None:
 
 def test_a_checkpoint_is_told_with_its_age_and_loops() -> None:
     """Where it cannot be read, that is told, and the rest of the story with it."""
-    saved = "2030-01-01T00:01:20+00:00"
+    saved = "2030-01-01T00:01:20.123456+00:00"
     kept = Saved("proj.work", 77, saved, 214, ("rows",), {"secret": 1})
     said = "\n".join(story_of(Facts(task_id="x", replied=1, held=[row()], checkpoint=kept), NOW))
-    assert f"Its checkpoint was saved at {saved} by the run with token 77: 214 bytes" in said
+    assert "saved at 2030-01-01 00:01:20 UTC by the run with token 77: 214 bytes" in said
     assert "with the place of 1 loop." in said
     assert "secret" not in said
     plain = Saved("proj.work", 77, saved, 1, (), None)
     said = "\n".join(story_of(Facts(task_id="x", replied=1, checkpoint=plain), NOW))
     assert "77: 1 byte." in said
+    for saved, shown in {"": "an unknown time", "yesterday": "yesterday"}.items():
+        kept = Saved("proj.work", 77, saved, 1, (), None)
+        said = "\n".join(story_of(Facts(task_id="x", replied=1, checkpoint=kept), NOW))
+        assert f"saved at {shown} by the run" in said
+    cancelled = Facts(task_id="x", replied=1, checkpoint=plain, result=Result(state="REVOKED"))
+    first, *_ = story_of(cancelled, NOW)
+    assert first == "Task x is over: its result is REVOKED."
     said = "\n".join(
         story_of(Facts(task_id="x", replied=1, held=[row()], unread="OSError: no"), NOW)
     )
