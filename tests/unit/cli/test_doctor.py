@@ -155,8 +155,10 @@ def test_what_is_allowed_and_not_meant_is_a_warning(app: Celery) -> None:
         "settings.prefetch": "warning",
         "settings.remote_control": "notice",
     }
-    amqp = severities(settings.check(case_of(app, driver_type="amqp")))
-    assert "settings.cancels" not in amqp, "there a lost connection takes the leases anyway"
+    amqp = list(settings.check(case_of(app, driver_type="amqp")))
+    assert "settings.cancels" not in severities(amqp), "a lost connection takes the leases anyway"
+    (backend,) = (each.why for each in amqp if each.check == "settings.backend")
+    assert "context.checkpoint() and context.iterate() raise CheckpointError" in backend
 
 
 def test_an_app_without_leases_is_told_so(app: Celery) -> None:

@@ -105,7 +105,7 @@ def _backend(case: Case) -> Finding:
     if case.driver.capabilities.checkpoints:
         why = "checkpoints are kept in the broker's database"
     else:
-        why = "context.checkpoint() raises CheckpointError"
+        why = "context.checkpoint() and context.iterate() raise CheckpointError"
     return notice(
         "settings.backend",
         "no result backend",
