@@ -36,7 +36,8 @@ NAMES = {"celery", "video", "import", "film", "chunk", "store", "do_poll"}
 def templates() -> list[list[str]]:
     """Return the texts in the code, each cut at its placeholders; docstrings are none."""
     found: set[tuple[str, ...]] = set()
-    for path in Path(celery_lease.__file__).parent.rglob("*.py"):
+    package, project = Path(celery_lease.__file__).parent, ROOT / "example_project"
+    for path in [*package.rglob("*.py"), *project.rglob("*.py")]:
         tree = ast.parse(path.read_text())
         docs = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
