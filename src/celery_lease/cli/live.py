@@ -114,7 +114,8 @@ class Top(App[None]):
         seen = self._shown[first : first + height]
         texts = [rows.cells(row, now) for row in seen]
         cells = rows.shortened(texts, width - 2, (row.id for row in found))
-        wide, bars = columns(cells, width - 2, self._watch.steady.grow(cells))
+        self._watch.steady = rows.widths(cells, self._watch.steady)
+        wide, bars = columns(cells, width - 2, self._watch.steady)
         if wide != self._columns:
             self._columns = wide
             table.clear(columns=True)

@@ -32,10 +32,11 @@ def columns(
         width: The most characters of a line; less important columns are left out if necessary.
         least: The least widths of columns.
     """
-    bars = width >= rows.width(cells, least=least) + BAR + 1
-    wide = dict(zip(rows.HEADERS, rows.widths(cells, least), strict=True))
+    wide = rows.widths(cells, least)
+    names = rows.fitting(wide, width)
+    bars = width >= rows.total(wide) + BAR + 1
     wide["PROGRESS"] += (BAR + 1) * bars
-    return [(name, wide[name]) for name in rows.fitting(cells, width, least)], bars
+    return [(name, wide[name]) for name in names], bars
 
 
 def print_table(found: Sequence[LeaseRow], cells: Sequence[Sequence[str]]) -> None:

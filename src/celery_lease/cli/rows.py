@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from celery_lease.cli.ids import unique_length
 from celery_lease.view.row import PARKED, RESTING, LeaseRow
@@ -29,7 +29,14 @@ LEAST = ("NOTE", "DELIVERY", "HELD", "WORKER", "STATE", "PROGRESS")
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 #: The first widths of columns in a table that is drawn again and again.
-USUAL = {"STATE": 8, "HELD": 6, "BEAT": 6, "LEFT": 6, "PROGRESS": 12, "DELIVERY": 9}
+USUAL: Mapping[str, int] = {
+    "STATE": 8,
+    "HELD": 6,
+    "BEAT": 6,
+    "LEFT": 6,
+    "PROGRESS": 12,
+    "DELIVERY": 9,
+}
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 NONE = "-"
@@ -122,31 +129,22 @@ def cells(row: LeaseRow, now: float) -> tuple[str, ...]:
     return tuple(map(printable, texts))
 
 
-def widths(table: Sequence[Sequence[str]], least: Mapping[str, int] = NOTHING) -> list[int]:
+def widths(table: Iterable[Sequence[str]], least: Mapping[str, int] = NOTHING) -> dict[str, int]:
     """Return the widths of the columns, headers included, and not below *least*."""
-    return [
-        max(least.get(column[0], 0), *map(len, column))
-        for column in zip(HEADERS, *table, strict=True)
-    ]
+    columns = zip(HEADERS, *table, strict=True)
+    return {each[0]: max(least.get(each[0], 0), *map(len, each)) for each in columns}
 
 
-def width(
-    table: Sequence[Sequence[str]],
-    names: Sequence[str] = HEADERS,
-    least: Mapping[str, int] = NOTHING,
-) -> int:
-    """Return the width of the columns *names* together."""
-    wide = dict(zip(HEADERS, widths(table, least), strict=True))
-    return sum(wide[name] for name in names) + 2 * (len(names) - 1)
+def total(wide: Mapping[str, int], names: Iterable[str] = HEADERS) -> int:
+    """Return the width of the columns *names* together, by the width of each."""
+    return sum(wide[name] + 2 for name in names) - 2
 
 
-def fitting(
-    table: Sequence[Sequence[str]], most: int, least: Mapping[str, int] = NOTHING
-) -> list[str]:
+def fitting(wide: Mapping[str, int], most: int) -> list[str]:
     """Return the names of the columns that fit a screen of *most* characters."""
     names = list(HEADERS)
     for name in LEAST:
-        if width(table, names, least) <= most:
+        if total(wide, names) <= most:
             break
         names.remove(name)
     return names
@@ -162,20 +160,11 @@ def shortened(
         most: The width of the screen in characters.
         ids: The ids of all leases, if some have no row.
     """
-    if width(table) <= most:
+    if total(widths(table)) <= most:
         return table
     column = HEADERS.index("ID")
     length = unique_length({*ids, *(row[column] for row in table)})
     return [(*row[:column], row[column][:length], *row[column + 1 :]) for row in table]
-
-
-class Steady(dict[str, int]):
-    """Widths of columns that only grow, so that a table drawn again does not jump."""
-
-    def grow(self, table: Sequence[Sequence[str]]) -> Self:
-        """Add the widths of a table that is about to be drawn."""
-        self.update(zip(HEADERS, widths(table, self), strict=True))
-        return self
 
 
 def text(
@@ -189,8 +178,8 @@ def text(
         least: The least widths of columns.
     """
     table = list(rows)
-    names = HEADERS if most is None else fitting(table, most, least)
-    wide = dict(zip(HEADERS, widths(table, least), strict=True))
+    wide = widths(table, least)
+    names = HEADERS if most is None else fitting(wide, most)
     for row in [HEADERS, *table]:
         cells = dict(zip(HEADERS, row, strict=True))
         yield "  ".join(cells[name].ljust(wide[name]) for name in names).rstrip()[:most]

@@ -23,7 +23,7 @@ from celery_lease.cli.workers import DESTINATION, EX_UNAVAILABLE, report_silent,
 from celery_lease.core.clock import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from celery_lease.view import View
 
@@ -33,9 +33,10 @@ FRAME = 3
 
 @dataclass
 class Screen(Watch):
-    """The state of the screen, with the widths of its columns."""
+    """The state of the screen."""
 
-    steady: rows.Steady = field(default_factory=lambda: rows.Steady(rows.USUAL))
+    #: The widths of its columns; they only grow, so that a table drawn again does not jump.
+    steady: Mapping[str, int] = field(default_factory=lambda: rows.USUAL)
 
     def headline(self, view: View) -> str:
         """Return the numbers of workers and leases, and what is missing."""
@@ -127,8 +128,9 @@ def _print(watch: Screen, sort: str, lines: int | None) -> None:
     cells: Sequence[Sequence[str]] = [rows.cells(row, now) for row in found[:most]]
     if size:
         cells = rows.shortened(cells, size.columns, (row.id for row in found))
+    watch.steady = rows.widths(cells, watch.steady)
     click.echo(watch.headline(view))
-    for line in rows.text(cells, size and size.columns, watch.steady.grow(cells)):
+    for line in rows.text(cells, size and size.columns, watch.steady):
         click.echo(line)
     if more := max(0, len(found) - most) + view.more_parked:
         click.echo(f"and {more} more")

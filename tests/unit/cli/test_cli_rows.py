@@ -97,9 +97,10 @@ def test_a_narrow_screen_goes_without_what_matters_least(most: int, missing: set
         hostname="worker1@host", id="8d2c4f60-7c41-4b0e-9a52-9f5d1c1e1d11", task="project.transcode"
     )
     table = [rows.cells(facts, 1010.0)]
-    names = rows.fitting(table, most)
+    wide = rows.widths(table)
+    names = rows.fitting(wide, most)
     assert set(rows.HEADERS) - set(names) == missing
-    assert most < 80 or rows.width(table, names) <= most
+    assert most < 80 or rows.total(wide, names) <= most
 
 
 def test_rows_are_sorted_by_any_column() -> None:
@@ -197,11 +198,11 @@ def test_ids_are_cut_to_what_tells_them_apart_where_they_do_not_fit() -> None:
 
 def test_columns_that_are_drawn_again_do_not_jump() -> None:
     """They only grow: what was as wide before stays where it is."""
-    steady = rows.Steady(rows.USUAL)
     wide = [rows.cells(row(hostname="w@h", state="lost", lost="expired", remaining=900.0), 1010.0)]
     narrow = [rows.cells(row(hostname="w@h", progress={}), 1010.0)]
-    before = next(rows.text(wide, 200, steady.grow(wide)))
-    after = next(rows.text(narrow, 200, steady.grow(narrow)))
+    steady = rows.widths(wide, rows.USUAL)
+    before = next(rows.text(wide, 200, steady))
+    after = next(rows.text(narrow, 200, rows.widths(narrow, steady)))
     assert [before.index(name) for name in rows.HEADERS] == [
         after.index(name) for name in rows.HEADERS
     ]
