@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_lease.cli.broker import reached
+from celery_lease.cli.broker import EX_UNAVAILABLE, reached
 from celery_lease.cli.rows import HOUR, span
 from celery_lease.cli.workers import (
     DESTINATION,
-    EX_UNAVAILABLE,
     TIMEOUT,
     asker,
     report_silent,

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_lease.cli.broker import reached
+from celery_lease.cli.broker import EX_UNAVAILABLE, reached
 from celery_lease.cli.ids import expanded_by_leases
 from celery_lease.cli.results import is_final, state_of
 from celery_lease.cli.rows import span
 from celery_lease.cli.workers import (
-    EX_UNAVAILABLE,
     TIMEOUT,
     asker,
     best_answers,
@@ -35,19 +34,15 @@ if TYPE_CHECKING:
 LONG = 1.0
 #: Seconds between two checks whether a task has ended.
 LOOK_INTERVAL = 0.3
-#: The states in a worker's reply, their texts, and whether the cancellation works.
+#: The states in a worker's reply, their texts, and whether the cancellation works. From the
+#: strongest effect to the weakest: two workers may know the same task.
 WORDS = {
     "told": ("its next beat raises TaskCancelled", True),
     "revoked": ("it waited there, and is revoked", True),
     "waits": ("it waits there, and is revoked when its time comes", True),
-    "lost": (
-        "it has lost its lease; the worker that receives its message revokes it",
-        True,
-    ),
+    "lost": ("it has lost its lease; the worker that receives its message revokes it", True),
     "plain": ("it runs without a lease, and has no beats", False),
 }
-#: From the weakest to the strongest effect: two workers may know the same task.
-RANKS = ("plain", "lost", "waits", "revoked", "told")
 
 
 @click.command()
@@ -76,25 +71,18 @@ def cancel(ctx: click.Context, tasks: tuple[str, ...], wait: float, timeout: flo
         if report_silent([], replies, timeout):
             ctx.exit(EX_UNAVAILABLE)
         warn_of_namesakes(ask.duplicates)
-        found = best_answers(replies, RANKS)
-        done = [_report(app, task_id, found.get(task_id), len(replies)) for task_id in ids]
+        found = best_answers(replies, WORDS)
+        lines = [outcome(app, task_id, found.get(task_id), len(replies)) for task_id in ids]
+        for text, good in lines:
+            click.echo(text, err=not good)
         flagged = {
             task_id: name for task_id, (name, what) in found.items() if what["state"] == "told"
         }
         left = _wait(ask, flagged, wait) if wait else {}
     for task_id, name in left.items():
         click.echo(f"{task_id}: still on {name} after {wait:g} s", err=True)
-    if left or not all(done):
+    if left or not all(good for _, good in lines):
         ctx.exit(1)
-
-
-def _report(
-    app: Celery, task_id: str, found: tuple[str, Mapping[str, Any]] | None, workers: int
-) -> bool:
-    """Print the result for one task; return whether the cancellation works."""
-    text, good = outcome(app, task_id, found, workers)
-    click.echo(text, err=not good)
-    return good
 
 
 def outcome(

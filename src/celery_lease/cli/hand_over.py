@@ -12,7 +12,8 @@ from celery_lease.core.words import counted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: What a worker can say of a task, and what that means.
+#: What a worker can say of a task, and what that means. If two workers know the same task, the
+#: first of these counts.
 WORDS = {
     "told": "its next beat raises ShutdownRequested, and its message is requeued",
     "not_interruptible": "not handed over: the task is not lease_interruptible",
@@ -20,8 +21,6 @@ WORDS = {
     "lost": "not handed over: it has lost its lease, and its next beat raises LeaseLost",
     "plain": "not handed over: it runs without a lease",
 }
-#: Two workers may know the same task: the answer that counts comes last.
-RANKS = ("plain", "lost", "waits", "not_interruptible", "told")
 
 
 @click.command("hand-over")
@@ -47,7 +46,7 @@ def hand_over(ctx: click.Context, tasks: tuple[str, ...], timeout: float) -> Non
 
 def outcomes(ids: list[str], replies: Mapping[str, Any]) -> list[tuple[str, bool]]:
     """Return what came of each task, and whether it is handed over."""
-    found = best_answers(replies, RANKS)
+    found = best_answers(replies, WORDS)
     return [_outcome(each, found.get(each), len(replies)) for each in ids]
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from celery_lease import brokers, settings
 from celery_lease.cli.broker import called, reached
-from celery_lease.cli.workers import CannotAsk, is_askable
+from celery_lease.cli.workers import CannotAsk
 from celery_lease.core.driver import Driver
 from celery_lease.view import Sources
-from celery_lease.view.asking import Asker
+from celery_lease.view.asking import Asker, is_askable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

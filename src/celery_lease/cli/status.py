@@ -11,14 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from celery_lease.cli import rows
+from celery_lease.cli.broker import EX_UNAVAILABLE
 from celery_lease.cli.sources import sources
-from celery_lease.cli.workers import (
-    DESTINATION,
-    EX_UNAVAILABLE,
-    TIMEOUT,
-    report_silent,
-    warn_of_namesakes,
-)
+from celery_lease.cli.workers import DESTINATION, TIMEOUT, report_silent, warn_of_namesakes
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.words import counted
 from celery_lease.view import Collector, LeaseRow, View

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import click
 
 from celery_lease.cli import rows
+from celery_lease.cli.broker import EX_UNAVAILABLE
 from celery_lease.cli.watch import Watch
-from celery_lease.cli.workers import DESTINATION, EX_UNAVAILABLE, report_silent, warn_of_namesakes
+from celery_lease.cli.workers import DESTINATION, report_silent, warn_of_namesakes
 from celery_lease.core.clock import SystemClock
 
 if TYPE_CHECKING:

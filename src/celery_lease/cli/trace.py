@@ -16,11 +16,11 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from celery_lease.cli import drawing
-from celery_lease.cli.broker import reached
+from celery_lease.cli.broker import EX_UNAVAILABLE, reached
 from celery_lease.cli.ids import expanded_by_leases
 from celery_lease.cli.sources import sources
 from celery_lease.cli.timeline import Timeline
-from celery_lease.cli.workers import EX_UNAVAILABLE, CannotAsk, report_silent, warn_of_namesakes
+from celery_lease.cli.workers import CannotAsk, report_silent, warn_of_namesakes
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.words import counted
 from celery_lease.view import Collector, Sources

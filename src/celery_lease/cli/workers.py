@@ -20,19 +20,6 @@ if TYPE_CHECKING:
 
     Found = dict[str, tuple[str, Mapping[str, Any]]]  # by task
 
-__all__ = [
-    "DESTINATION",
-    "EX_UNAVAILABLE",
-    "TIMEOUT",
-    "CannotAsk",
-    "asker",
-    "best_answers",
-    "is_askable",
-    "replies_about",
-    "report_silent",
-    "warn_of_namesakes",
-]
-
 DESTINATION = click.option(
     "-d",
     "--destination",
@@ -107,19 +94,20 @@ def replies_about(
     return ids, replies
 
 
-def best_answers(replies: Mapping[str, Any], ranks: Sequence[str]) -> Found:
+def best_answers(replies: Mapping[str, Any], states: Iterable[str]) -> Found:
     """Return for each task that a worker knows the worker whose answer counts, and that answer.
 
     Args:
         replies: By worker; those of ``lease_cancel`` and ``lease_hand_over``.
-        ranks: The states that count, the one that counts most at the end.
+        states: The states that count, the one that counts most first.
     """
+    ranks = list(states)
     found: Found = {}
     for name, reply in replies.items():
         for task_id, what in (reply.get("tasks") or {}).items():
             if what["state"] in ranks and (
                 task_id not in found
-                or ranks.index(what["state"]) > ranks.index(found[task_id][1]["state"])
+                or ranks.index(what["state"]) < ranks.index(found[task_id][1]["state"])
             ):
                 found[task_id] = name, what
     return found

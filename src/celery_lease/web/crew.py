@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from celery_lease import brokers
 from celery_lease.cli.broker import reached
 from celery_lease.cli.doctor.survey import WorkerAnswer, survey
-from celery_lease.cli.workers import CannotAsk, is_askable
-from celery_lease.view.asking import replies_to
+from celery_lease.cli.workers import CannotAsk
+from celery_lease.view.asking import is_askable, replies_to
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ import click
 from starlette.concurrency import run_in_threadpool
 
 from celery_lease.cli import rows
-from celery_lease.cli.cancel import RANKS, outcome
+from celery_lease.cli.cancel import WORDS, outcome
 from celery_lease.cli.dead import chosen_of, opened
 from celery_lease.cli.hand_over import outcomes
 from celery_lease.cli.workers import best_answers
@@ -96,7 +96,7 @@ def _client(request: Request) -> str:
 
 def _cancel(site: Site, ids: Sequence[str], _every: bool) -> list[tuple[str, bool]]:
     replies = site.ask("lease_cancel", {"task_id": list(ids)})
-    found = best_answers(replies, RANKS)
+    found = best_answers(replies, WORDS)
     return [outcome(site.app, each, found.get(each), len(replies)) for each in ids]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_lease.cli.hand_over import RANKS, WORDS, outcomes
+from celery_lease.cli.hand_over import WORDS, outcomes
 from celery_lease.cli.stack import NO_STACK, in_words, seen
 from celery_lease.core.loss import FLAG_LOST, FLAG_SHUTDOWN
 from celery_lease.worker import compat, control
@@ -88,7 +88,7 @@ def test_the_best_answer_of_several_workers_counts() -> None:
 
 def test_every_answer_of_a_worker_has_words() -> None:
     """All but that it does not know the task."""
-    assert {*WORDS} == {*RANKS} == {*Reaction} - {Reaction.UNKNOWN}
+    assert {*WORDS} == {*Reaction} - {Reaction.UNKNOWN}
 
 
 def test_a_stack_is_of_the_task_that_still_runs(bench: Bench) -> None:
