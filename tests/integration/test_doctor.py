@@ -19,7 +19,7 @@ from kombu import Producer
 
 from celery_lease.brokers import driver_class
 from celery_lease.cli.broker import BrokerAway
-from celery_lease.cli.doctor.examine import Request, examine
+from celery_lease.cli.doctor.examine import examine
 from celery_lease.cli.doctor.report import facts
 from celery_lease.cli.doctor.survey import survey
 from harness.app_doctor import register
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from harness.rabbitmq import RabbitServer
 
 MODULE = "harness.app_doctor"
-REQUEST = Request(timeout=0.3, grace=60.0, levels=1, before=0.0)
 ORDER = ["ok", "notice", "warning", "error"]
 
 
@@ -56,10 +55,10 @@ def worst(findings: list[dict[str, Any]]) -> dict[str, str]:
     return found
 
 
-def look(setup: Setup, request: Request = REQUEST) -> list[dict[str, Any]]:
+def look(setup: Setup) -> list[dict[str, Any]]:
     """Examine an app of the test's own process and return the findings."""
     with client(setup, register) as app:
-        return list(facts(examine(app, request))["findings"])
+        return list(facts(examine(app, 0.3, grace=60.0))["findings"])
 
 
 def about(findings: list[dict[str, Any]], check: str) -> str:

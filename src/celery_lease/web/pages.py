@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from celery_lease.cli import rows
 from celery_lease.cli.dead import facts as letter_facts, letters_of, loss as loss_facts, opened
-from celery_lease.cli.doctor.examine import Request as DoctorRequest, examine
+from celery_lease.cli.doctor.examine import examine
 from celery_lease.cli.doctor.report import by_subject, facts as report_facts
 from celery_lease.cli.exclusive import document as keys_document, keys_in_use
 from celery_lease.cli.explain import document as task_document, facts_in_view
@@ -237,8 +237,7 @@ class Pages:
         return self.site.shared.get("crew", CREW, lambda: crew_of(self.site.app, REPLY))
 
     def _report(self) -> Any:
-        asked = DoctorRequest(timeout=REPLY, grace=None, levels=1, before=0.0)
-        return self.site.shared.get("doctor", DOCTOR, lambda: examine(self.site.app, asked))
+        return self.site.shared.get("doctor", DOCTOR, lambda: examine(self.site.app, REPLY))
 
     def _keys(self) -> Sequence[KeyUse]:
         return self.site.shared.get("keys", CREW, lambda: keys_in_use(self.site.app))

@@ -521,8 +521,7 @@ def test_a_broker_without_leases_stops_only_workers_that_want_some(
 ) -> None:
     """With lease_enabled off a worker starts on any broker."""
     app.conf.update(lease_enabled=enabled, broker_url="filesystem://")
-    asked = examine.Request(timeout=0.1, grace=None, levels=1, before=0.0)
-    found = severities(examine.examine(app, asked).findings)
+    found = severities(examine.examine(app, 0.1).findings)
     assert found["broker.supported"] == ("error" if enabled else "notice")
 
 

@@ -124,7 +124,6 @@ def test_the_doctor_tells_no_password(monkeypatch: pytest.MonkeyPatch, url: str)
 
     monkeypatch.setattr(tasks, "check", check)
     app = Celery("proj", broker=url, set_as_current=False)
-    asked = examine.Request(timeout=0.1, grace=None, levels=1, before=0.0)
-    report = examine.examine(app, asked)
+    report = examine.examine(app, 0.1)
     assert report.findings
     assert "s3cr3t" not in repr(report)

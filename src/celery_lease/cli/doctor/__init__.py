@@ -48,10 +48,10 @@ def doctor(ctx: click.Context, /, as_json: bool, strict: bool, **asked: Any) -> 
     Each finding has what was seen, its consequence, and what to do. Nothing is changed. Exits with
     status 1 if there is an error.
     """
-    from .examine import Request, examine  # noqa: PLC0415  (see above)
+    from .examine import examine  # noqa: PLC0415  (see above)
     from .report import show  # noqa: PLC0415
 
-    report = examine(ctx.obj.app, Request(**asked))
+    report = examine(ctx.obj.app, **asked)
     colours = sys.stdout.isatty() and not ctx.obj.no_color
     show(report, as_json=as_json, colours=colours)
     ctx.exit(report.exit_code(strict=strict))

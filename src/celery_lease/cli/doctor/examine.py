@@ -5,7 +5,7 @@ A check that fails is reported and stops none of the others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from celery_lease import brokers
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from celery import Celery
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """The options of the command. Times are in seconds."""
+def examine(
+    app: Celery, timeout: float, *, grace: float | None = None, levels: int = 1, before: float = 0.0
+) -> Report:
+    """Check an app, its broker and its workers, without changing them.
 
-    timeout: float  #: the wait for workers' replies
-    grace: float | None
-    levels: int
-    before: float
-
-
-def examine(app: Celery, request: Request) -> Report:
-    """Check an app, its broker and its workers, without changing them."""
+    Args:
+        app: The app.
+        timeout: Seconds for the workers' replies.
+        grace: As in :func:`.deploy.check`, like the next two.
+        levels: The number of different priorities in a group of workers.
+        before: Seconds of the grace period that pass before SIGTERM.
+    """
     with app.connection_for_read() as connection:
-        findings = list(_examine(app, connection, request))
+        findings = list(_examine(app, connection, timeout, (grace, levels, before)))
         shown = [_without_passwords(each) for each in findings]
         return Report(app=app.main or "?", broker=address_of(connection), findings=shown)
 
@@ -55,11 +55,12 @@ def examine_here(app: Celery) -> Iterator[Finding]:
         yield from map(_without_passwords, _here(app, connection.transport.driver_type))
 
 
-def _examine(app: Celery, connection: Any, request: Request) -> Iterator[Finding]:
+def _examine(
+    app: Celery, connection: Any, timeout: float, stop: tuple[float | None, int, float]
+) -> Iterator[Finding]:
     case = yield from _here(app, connection.transport.driver_type)
-    stop = request.grace, request.levels, request.before
     yield from _guarded("deploy", lambda: deploy.check(case, *stop))
-    yield from _at_broker(case, connection, request)
+    yield from _at_broker(case, connection, timeout)
 
 
 def _here(app: Celery, driver_type: str) -> Generator[Finding, None, Case]:
@@ -92,12 +93,12 @@ def _imported(app: Celery) -> Iterator[Finding]:
         yield from settings.check_errors([exc])
 
 
-def _at_broker(case: Case, connection: Any, request: Request) -> Iterator[Finding]:
+def _at_broker(case: Case, connection: Any, timeout: float) -> Iterator[Finding]:
     try:
         brokers.kind_of(connection)
         with reached(connection):
             yield ok("broker.reached", f"{address_of(connection)} answers")
-            yield from _answering(replace(case, channel=connection.default_channel), request)
+            yield from _answering(replace(case, channel=connection.default_channel), timeout)
     except UnsupportedBroker as exc:
         yield _unsupported(exc, refused=case.loaded is None or case.loaded.enabled)
     except BrokerAway as exc:
@@ -108,10 +109,10 @@ def _at_broker(case: Case, connection: Any, request: Request) -> Iterator[Findin
         yield error("broker.prepared", exc.what, why, f"{exc.remedy}.")
 
 
-def _answering(case: Case, request: Request) -> Iterator[Finding]:
+def _answering(case: Case, timeout: float) -> Iterator[Finding]:
     if case.can_ask:
         try:
-            case = replace(case, workers=survey(case.app, case.driver, request.timeout))
+            case = replace(case, workers=survey(case.app, case.driver, timeout))
         except Exception as exc:  # noqa: BLE001  (kombu's transports raise any kind)
             yield _failed("workers", exc)
             case = replace(case, unasked=True)
@@ -122,7 +123,7 @@ def _answering(case: Case, request: Request) -> Iterator[Finding]:
         case = _with_clock(case, doctor)
     yield from _guarded("leases", lambda: leases.check(case))
     yield from _guarded("tasks", lambda: whole_app.check(case))
-    yield from _guarded("workers", lambda: workers.check(case, request.timeout))
+    yield from _guarded("workers", lambda: workers.check(case, timeout))
 
 
 def _with_clock(case: Case, doctor: Doctor) -> Case:
