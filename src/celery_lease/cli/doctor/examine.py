@@ -122,6 +122,7 @@ def _answering(case: Case, timeout: float) -> Iterator[Finding]:
         yield from _guarded(name, lambda: doctor.check(case))
         case = _with_clock(case, doctor)
     yield from _guarded("leases", lambda: leases.check(case))
+    yield from _guarded("tasks", lambda: tasks.check_seen(case))
     yield from _guarded("tasks", lambda: whole_app.check(case))
     yield from _guarded("workers", lambda: workers.check(case, timeout))
 

@@ -48,7 +48,6 @@ def check(case: Case) -> Iterator[Finding]:
         )
     if case.policies and not judged:
         yield ok("tasks.silent", "every leased task takes a context, asks for it, or need not beat")
-    yield from _seen(case)
 
 
 def why_silent(task: LeasedTask, policy: LeasePolicy) -> str:
@@ -88,7 +87,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(each)
 
 
-def _seen(case: Case) -> Iterator[Finding]:
+def check_seen(case: Case) -> Iterator[Finding]:
     """Yield the findings of the workers about tasks since their start."""
     for worker in case.workers:
         for name in worker.about.get("silent", ()):
