@@ -17,7 +17,7 @@ from celery_lease.web.access import Access
 from celery_lease.web.events import Events
 from celery_lease.web.guard import LOOPBACK, Guard
 from celery_lease.web.pages import Pages
-from celery_lease.web.site import Options, Site
+from celery_lease.web.site import Site
 from celery_lease.web.watch import PageWatch
 from celery_lease.web.writes import WRITES, Writes
 
@@ -74,9 +74,14 @@ def create_app(
             f"the page is to be reached as {other}, and anybody could use it: give auth or "
             "auth_token, or no_auth=True where the app around it authenticates users"
         )
-    options = Options(read_only=read_only, show_args=show_args)
     looking = watch or PageWatch(celery_app)
-    site = Site(celery_app, options, looking, Events(looking) if events else None)
+    site = Site(
+        celery_app,
+        looking,
+        read_only=read_only,
+        show_args=show_args,
+        events=Events(looking) if events else None,
+    )
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -120,7 +125,7 @@ def _routes(site: Site) -> Iterable[Route | Mount]:
     }
     for path, endpoint in looks.items():
         yield Route(path, endpoint, methods=["GET"])
-    if not site.options.read_only:
+    if not site.read_only:
         for write in WRITES:
             yield Route(f"/do/{write.name}", Writes(site, write).__call__, methods=["POST"])
     yield Mount("/static", StaticFiles(directory=STATIC), name="static")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from sse_starlette import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse
 
 from celery_lease.cli import rows
 from celery_lease.cli.dead import facts as letter_facts, letters_of, loss as loss_facts, opened
@@ -23,7 +24,7 @@ from celery_lease.cli.story import Facts, story_of
 from celery_lease.web import board
 from celery_lease.web.crew import Hand, arguments_of, crew_of, document as crew_document
 from celery_lease.web.picture import SPANS, document as history_document, picture, task_picture
-from celery_lease.web.site import REPLY, Site, as_json, trouble_of
+from celery_lease.web.site import REPLY, Site, trouble_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -77,7 +78,7 @@ class Pages:
         """Return all leases and parked messages for a query, as ``lease status --json``."""
         look, query = self.site.watch.current(), board.Query.of(request.query_params)
         found = [self.site.watch.row_now(row, look) for row in board.chosen(look, query)]
-        return as_json(leases_document(look.view, found), 503 if look.trouble else 200)
+        return JSONResponse(leases_document(look.view, found), 503 if look.trouble else 200)
 
     async def news(self, _: Request) -> Response:
         """Send the number of each look, as server-sent events."""
@@ -123,8 +124,8 @@ class Pages:
         """Return one task as ``lease explain --json``."""
         facts, trouble = _tried(self._facts, request.query_params.get("id", "").strip())
         if facts is None:
-            return as_json({"error": trouble}, 503)
-        return as_json(task_document(facts, self.site.now()), 200 if facts.is_known else 404)
+            return JSONResponse({"error": trouble}, 503)
+        return JSONResponse(task_document(facts, self.site.now()), 200 if facts.is_known else 404)
 
     def stack(self, request: Request) -> Response:
         """Show what a running task is doing now, and its Python stack."""
@@ -156,7 +157,7 @@ class Pages:
 
     def timeline_json(self, _: Request) -> Response:
         history = self.site.watch.history
-        return as_json(history_document(history.bars(), history))
+        return JSONResponse(history_document(history.bars(), history))
 
     def dead(self, request: Request) -> Response:
         found, trouble = _tried(self._letters)
@@ -180,7 +181,7 @@ class Pages:
             look=self.site.watch.current(),
             task_id=task_id,
             letters=[each for each in found or () if each["task_id"] == task_id],
-            show_args=self.site.options.show_args,
+            show_args=self.site.show_args,
             trouble=trouble,
         )
 
@@ -225,7 +226,7 @@ class Pages:
 
     def doctor_json(self, _: Request) -> Response:
         """Return the findings as ``lease doctor --json``."""
-        return as_json(report_facts(self._report()))
+        return JSONResponse(report_facts(self._report()))
 
     def _stacks(self, task_id: str) -> list[tuple[str, Mapping[str, Any]]]:
         def ask() -> list[tuple[str, Mapping[str, Any]]]:
@@ -251,12 +252,12 @@ class Pages:
 
     def _without_args(self, letter: dict[str, Any]) -> dict[str, Any]:
         """Return a letter without its payload, unless arguments are shown."""
-        hidden = () if self.site.options.show_args else ("body", "headers")
+        hidden = () if self.site.show_args else ("body", "headers")
         return {name: value for name, value in letter.items() if name not in hidden}
 
     def _arguments(self, facts: Facts | None) -> tuple[str, str] | None:
         """Return the arguments of a task that a worker holds, if they may be shown."""
-        if not (self.site.options.show_args and facts and facts.askable and facts.held):
+        if not (self.site.show_args and facts and facts.askable and facts.held):
             return None
         task_id, node = facts.task_id, facts.held[0].hostname
         key = ("arguments", facts.held[0].tag)  # those of a delivery never change
@@ -265,7 +266,7 @@ class Pages:
 
     def _state(self, facts: Facts | None) -> str | None:
         """Return the state in a task's checkpoint, where it may be shown."""
-        if facts is None or facts.checkpoint is None or not self.site.options.show_args:
+        if facts is None or facts.checkpoint is None or not self.site.show_args:
             return None
         return json.dumps(facts.checkpoint.value, indent=2, ensure_ascii=False)[:LONGEST_STATE]
 
@@ -292,4 +293,4 @@ def _tried(read: Callable[..., T], *args: Any) -> tuple[T | None, str]:
 def _answer(read: Callable[[], dict[str, Any]]) -> Response:
     """Return a document as JSON, or why it cannot be read."""
     document, trouble = _tried(read)
-    return as_json({"error": trouble}, 503) if document is None else as_json(document)
+    return JSONResponse({"error": trouble}, 503) if document is None else JSONResponse(document)

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse
 
 from celery_lease import brokers
 from celery_lease.cli import rows
@@ -41,14 +41,6 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) UTC")
 _COMMAND = re.compile(r"`([^`\n]+)`")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The options of the page's operator."""
-
-    read_only: bool = False
-    show_args: bool = False
-
-
 @cache
 def _templates() -> Environment:
     made = Environment(
@@ -69,11 +61,11 @@ class Site:
     """The parts of one page."""
 
     app: Celery
-    options: Options
     watch: PageWatch
+    read_only: bool = False
+    show_args: bool = False
     events: Events | None = None  #: None: no task events
     shared: Shared = field(default_factory=Shared)
-    templates: Environment = field(default_factory=_templates)
 
     def draw(
         self, request: Request, name: str, status: int = 200, /, **context: Any
@@ -82,12 +74,12 @@ class Site:
         if self.events is not None:
             self.events.start()
         part = request.headers.get("hx-request") == "true"
-        template = self.templates.get_template(f"{'_' if part else ''}{name}.html")
+        template = _templates().get_template(f"{'_' if part else ''}{name}.html")
         known = {
             "page": name,
             "link": linker(request),
             "csrf": request.scope["lease_csrf"],
-            "read_only": self.options.read_only,
+            "read_only": self.read_only,
             "has_keys": self.has_keys,
             "events": self.events is not None,
             "version": version("celery-lease"),
@@ -125,11 +117,6 @@ def linker(request: Request) -> Callable[..., str]:
         return f"{root}/{path}" + (f"?{urlencode(query, doseq=True)}" if query else "")
 
     return link
-
-
-def as_json(document: Any, status: int = 200) -> Response:
-    """Return a document as a command's ``--json`` prints it."""
-    return JSONResponse(document, status)
 
 
 def trouble_of(exc: click.ClickException) -> str:

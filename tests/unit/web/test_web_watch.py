@@ -21,7 +21,7 @@ from celery_lease.web.pages import Pages
 from celery_lease.web.picture import LANES, document, picture, task_picture
 from celery_lease.web.rates import Rates, seconds_left
 from celery_lease.web.serve import is_loopback
-from celery_lease.web.site import Options, Site
+from celery_lease.web.site import Site
 from celery_lease.web.watch import MOST_ANSWERS, PageWatch, Shared
 from unit.fakes import FakeClock
 from unit.web_pages import Still, lease
@@ -147,7 +147,7 @@ def test_a_page_hears_of_trouble_and_of_its_end_without_a_new_look(
 ) -> None:
     """Its stream tells it to ask again."""
     watch, troubles = Still(), ["away", ""]
-    pages: Any = Pages(Site(watch.app, Options(), watch))
+    pages: Any = Pages(Site(watch.app, watch))
     monkeypatch.setattr(watch, "trouble", lambda: troubles[0])
 
     async def hear() -> None:
