@@ -127,6 +127,16 @@ def _errors_of(connection: Any) -> tuple[type[BaseException], ...]:
 
 
 @contextmanager
+def driver_at(connection: Any) -> Iterator[Driver | None]:
+    """Yield a driver by an open *connection*; None: its transport has none."""
+    if connection.transport.driver_type not in brokers.drivers():
+        yield None
+        return
+    with closing(brokers.driver(connection.default_channel)) as driver:
+        yield driver
+
+
+@contextmanager
 def driver_of(app: Celery, ability: str) -> Iterator[Driver]:
     """Yield a driver for an app's broker with an *ability*, an attribute of ``Capabilities``.
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_lease import brokers, settings
-from celery_lease.cli.broker import loaded_of, reached
+from celery_lease import settings
+from celery_lease.cli.broker import driver_at, loaded_of, reached
 from celery_lease.cli.dead import facts as letter_facts, letters_of, likely, loss as loss_facts
 from celery_lease.cli.exclusive import waits_for
 from celery_lease.cli.ids import WHOLE, expanded_by_leases
@@ -20,7 +19,7 @@ from celery_lease.cli.story import Facts, story_of
 from celery_lease.cli.workers import TIMEOUT, warn_of_namesakes
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.secrets import masked
-from celery_lease.view import Collector, LeaseRow, Sources, View
+from celery_lease.view import LeaseRow, Sources, View, view_of
 from celery_lease.view.row import ON_RECORD
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def explain(
     app = ctx.obj.app
     with optional_sources(app) as found:
         (task_id,) = expanded_by_leases([task_id], found, timeout, _other_ids(app, task_id))
-        view = _asked(found, task_id, timeout)
+        view = view_of(found, timeout, [task_id])
         warn_of_namesakes(view.duplicates)
         leases = leases_of(view, task_id, askable=found.ask is not None)
         leases["eta"] = eta_of(found, leases["held"], timeout)
@@ -165,12 +164,6 @@ def _in_force(app: Celery, known: dict[str, Any]) -> dict[str, Any]:
     return {"max_deliveries": policy.max_deliveries} if policy else {}
 
 
-def _asked(found: Sources, task_id: str, timeout: float) -> View:
-    clock, collector = SystemClock(), Collector()
-    collector.collect(found, clock.now, timeout=timeout, task_ids=[task_id])
-    return collector.view(clock.now())
-
-
 def eta_of(found: Sources, held: Sequence[LeaseRow], timeout: float) -> str | None:
     """Return the time until which a task waits, from Celery's own list of scheduled tasks."""
     waits = sorted({row.hostname for row in held if row.started_at is None})
@@ -193,12 +186,12 @@ def _from_broker(
     *,
     awaited: str | None,
 ) -> dict[str, Any]:
-    transport = str(connection.transport.driver_type)
-    if transport not in brokers.drivers():
-        return {"broker": transport}
-    with closing(brokers.driver(connection.default_channel)) as driver:
+    more: dict[str, Any] = {"broker": str(connection.transport.driver_type)}
+    with driver_at(connection) as driver:
+        if driver is None:
+            return more
         able = driver.capabilities
-        more: dict[str, Any] = {"broker": transport, "reaps": able.reaps, "records": able.records}
+        more |= {"reaps": able.reaps, "records": able.records}
         if not able.dead_letters:
             more["dead_letter_queue"] = ""
         else:
@@ -227,16 +220,13 @@ def _other_ids(app: Celery, text: str) -> list[str]:
     """Return the ids of dead letters and parked messages, to complete a shortened id."""
     if len(text) >= WHOLE:
         return []
-    with reached(app.connection_for_read()) as connection:
-        if connection.transport.driver_type not in brokers.drivers():
-            return []
-        with closing(brokers.driver(connection.default_channel)) as driver:
-            ids = []
-            if driver.capabilities.keys:
-                ids += [each.task_id for use in driver.keys_in_use() for each in use.parked]
-            if driver.capabilities.dead_letters:
-                ids += [letter.task_id for letter in _dead(app, driver)]
-            return ids
+    ids: list[str] = []
+    with reached(app.connection_for_read()) as connection, driver_at(connection) as driver:
+        if driver and driver.capabilities.keys:
+            ids += [each.task_id for use in driver.keys_in_use() for each in use.parked]
+        if driver and driver.capabilities.dead_letters:
+            ids += [letter.task_id for letter in _dead(app, driver)]
+    return ids
 
 
 def _dead(app: Celery, driver: Driver) -> Iterator[DeadLetter]:

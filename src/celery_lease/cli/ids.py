@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from celery_lease.core.clock import SystemClock
-from celery_lease.view import Collector, Sources
+from celery_lease.view import Sources, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -41,9 +40,7 @@ def expanded_by_leases(
     """
     if all(len(text) >= WHOLE for text in texts):
         return list(texts)
-    clock, collector = SystemClock(), Collector()
-    collector.collect(sources, clock.now, timeout=timeout)
-    ids = {*more, *(row.id for row in collector.view(clock.now()).rows)}
+    ids = {*more, *(row.id for row in view_of(sources, timeout).rows)}
     return [expanded(text, ids) for text in texts]
 
 

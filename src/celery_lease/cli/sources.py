@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from celery_lease import brokers, settings
-from celery_lease.cli.broker import called, reached
+from celery_lease import settings
+from celery_lease.cli.broker import called, driver_at, reached
 from celery_lease.cli.workers import CannotAsk
 from celery_lease.core.driver import Driver
 from celery_lease.view import Sources
@@ -40,12 +40,11 @@ def optional_sources(app: Celery) -> Iterator[Sources]:
         BrokerAway: The broker does not answer.
     """
     with (
-        ExitStack() as stack,
         reached(app.connection_for_write()) as written,
         reached(app.connection_for_read()) as read,
+        driver_at(read) as driver,
     ):
         ask = Asker(app, written) if is_askable(written) else None
-        driver = _driver(read, stack)
         able = (driver or Driver).capabilities
         records = driver.records() if driver and able.records else None
         name = called(read.transport.driver_type)
@@ -61,15 +60,6 @@ def optional_sources(app: Celery) -> Iterator[Sources]:
             unavailable=(driver or Driver).unrecorded or unavailable,
             **lines,
         )
-
-
-def _driver(connection: Any, stack: ExitStack) -> Driver | None:
-    """Return a driver, closed with *stack*, or None if the broker has none."""
-    if connection.transport.driver_type not in brokers.drivers():
-        return None
-    driver = brokers.driver(connection.default_channel)
-    stack.callback(driver.close)
-    return driver
 
 
 def reap_within(app: Celery) -> float:

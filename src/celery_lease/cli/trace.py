@@ -23,7 +23,7 @@ from celery_lease.cli.timeline import Timeline
 from celery_lease.cli.workers import CannotAsk, report_silent, warn_of_namesakes
 from celery_lease.core.clock import SystemClock
 from celery_lease.core.words import counted
-from celery_lease.view import Collector, Sources
+from celery_lease.view import Sources, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -102,9 +102,7 @@ def _record(app: Celery, found: Sources, timeline: Timeline, seconds: float) -> 
 
 
 def _begin_with_what_is_held(found: Sources, timeline: Timeline, clock: SystemClock) -> None:
-    collector, task_id = Collector(), timeline.task_id
-    collector.collect(found, clock.now, timeout=REPLY, task_ids=[task_id] if task_id else [])
-    view = collector.view(clock.now())
+    view = view_of(found, REPLY, [timeline.task_id] if timeline.task_id else [])
     warn_of_namesakes(view.duplicates)
     for row in view.rows:
         timeline.begin_with(row, clock.wall().timestamp())

@@ -11,7 +11,7 @@ is refreshed. :class:`LeaseRow` describes a row.
 
 from __future__ import annotations
 
-from .collector import Collector, Sources, View
+from .collector import Collector, Sources, View, view_of
 from .row import LeaseRow, Progress
 
-__all__ = ["Collector", "LeaseRow", "Progress", "Sources", "View"]
+__all__ = ["Collector", "LeaseRow", "Progress", "Sources", "View", "view_of"]

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from celery_lease.core.clock import SystemClock
 from celery_lease.core.words import counted
 from celery_lease.view.asking import node_of
 from celery_lease.view.row import HELD, ORPHANED, PARKED, RESTING, SILENT, LeaseRow
@@ -190,6 +191,19 @@ class Collector:
             recorded=record is not None,
             unavailable=self.sources.unavailable,
         )
+
+
+def view_of(sources: Sources, timeout: float, task_ids: Sequence[str] = ()) -> View:
+    """Ask all sources once, and return the leases of some tasks, or all.
+
+    Args:
+        sources: The sources.
+        timeout: Seconds for the workers' replies.
+        task_ids: Only these tasks; empty: all.
+    """
+    clock, collector = SystemClock(), Collector()
+    collector.collect(sources, clock.now, timeout=timeout, task_ids=task_ids)
+    return collector.view(clock.now())
 
 
 def _is_worth_it(then: float, rows: Iterable[LeaseRow], now: float, held: Collection[str]) -> bool:
