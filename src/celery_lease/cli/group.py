@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -24,16 +24,7 @@ SYNTAX = "NAME[:PRIORITY]=ARGUMENTS"
 WORKER = re.compile(r"(?P<name>[\w.-]+)(:(?P<priority>-?\d+))?=(?P<arguments>.*)", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    """The value of one ``-w``."""
-
-    name: str
-    priority: int
-    arguments: tuple[str, ...]  #: for ``celery worker``
-
-
-def _workers(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> list[Worker]:
+def _workers(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> list[Member]:
     workers = [_worker(text) for text in texts]
     names = [worker.name for worker in workers]
     if len(set(names)) < len(names):
@@ -41,7 +32,8 @@ def _workers(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...
     return workers
 
 
-def _worker(text: str) -> Worker:
+def _worker(text: str) -> Member:
+    """Return the value of one ``-w``; its command is only the arguments for ``celery worker``."""
     found = WORKER.fullmatch(text)
     if found is None:
         raise click.BadParameter(f"{text!r} is not {SYNTAX}, such as 'video:10=-Q video -c 2'")
@@ -51,8 +43,7 @@ def _worker(text: str) -> Worker:
         raise click.BadParameter(f"{text!r}: {exc}") from exc
     if {"-D", "--detach"}.intersection(arguments):
         raise click.BadParameter(f"{text!r}: a worker of a group stays in the foreground")
-    priority = int(found["priority"] or 0)
-    return Worker(name=found["name"], priority=priority, arguments=arguments)
+    return Member(name=found["name"], priority=int(found["priority"] or 0), command=arguments)
 
 
 @click.command()
@@ -74,7 +65,7 @@ def _worker(text: str) -> Worker:
     help="Seconds that the workers of one priority have to stop, before they are forced to.",
 )
 @click.pass_context
-def group(ctx: click.Context, workers: list[Worker], timeout: float | None) -> NoReturn:
+def group(ctx: click.Context, workers: list[Member], timeout: float | None) -> NoReturn:
     """Run several workers under one parent, as in one container.
 
     celery -A proj lease group -w 'video:10=-Q video' -w 'mail:20=-Q mail -c 8'
@@ -88,20 +79,15 @@ def group(ctx: click.Context, workers: list[Worker], timeout: float | None) -> N
         poll = brokers.driver_class(connection.transport.driver_type).longest_poll(connection)
         timeout = max(loaded_of(ctx.obj.app).policy.shutdown_timeout, poll) + MARGIN
     celery = tuple(_celery(ctx))
-    arguments = arguments_for([_member(worker, celery) for worker in workers], timeout)
+    members = [
+        replace(each, command=(*celery, "worker", "-n", f"{each.name}@%h", *each.command))
+        for each in workers
+    ]
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(  # noqa: S606  (the command becomes the parent)
-        sys.executable, [sys.executable, "-m", "celery_lease.group", *arguments]
-    )
-
-
-def _member(worker: Worker, celery: tuple[str, ...]) -> Member:
-    node = f"{worker.name}@%h"
-    return Member(
-        name=worker.name,
-        priority=worker.priority,
-        command=(*celery, "worker", "-n", node, *worker.arguments),
+        sys.executable,
+        [sys.executable, "-m", "celery_lease.group", *arguments_for(members, timeout)],
     )
 
 

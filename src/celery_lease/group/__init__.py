@@ -12,7 +12,6 @@ does on which event.
 
 from __future__ import annotations
 
-from .member import NAME_VARIABLE, Member
-from .plan import LAST_WORDS, MARGIN, longest_stop
+from .plan import LAST_WORDS, MARGIN, NAME_VARIABLE, Member, longest_stop
 
 __all__ = ["LAST_WORDS", "MARGIN", "NAME_VARIABLE", "Member", "longest_stop"]

@@ -11,8 +11,8 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from .member import Member
 from .parent import Parent
+from .plan import Member
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,8 +14,7 @@ from .plan import Plan, longest_stop
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .member import Member
-    from .plan import Order
+    from .plan import Member, Order
 
 logger = logging.getLogger(__name__)
 

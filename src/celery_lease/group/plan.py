@@ -30,8 +30,8 @@ if sys.platform != "win32":  # on Windows only the doctor uses it, to compute ti
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from .member import Member
-
+#: The environment variable with a worker's name in the group, also for its ``celeryconfig``.
+NAME_VARIABLE = "LEASE_GROUP_MEMBER"
 #: Seconds that a level has between SIGQUIT and SIGKILL, and between one SIGKILL and the next.
 LAST_WORDS = 5.0
 #: Seconds beyond ``lease_shutdown_timeout``, or the longest poll, for a worker to settle and exit.
@@ -46,6 +46,15 @@ def longest_stop(timeout: float, levels: int = 1) -> float:
         levels: The number of different priorities.
     """
     return levels * (timeout + LAST_WORDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One process of a group."""
+
+    name: str
+    command: tuple[str, ...]  #: the first is the path of a program
+    priority: int = 0  #: lower ones are stopped first, equal ones at the same time
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from contextlib import suppress
 from signal import SIGKILL, Signals
 from typing import TYPE_CHECKING
 
-from .member import NAME_VARIABLE
+from .plan import NAME_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .member import Member
+    from .plan import Member
 
 STDIN = 0
 FROM_SHELL = 128  #: the number that shells add to a signal for an exit code
