@@ -42,9 +42,19 @@ class Bar:
     end: str = HELD
     why: str = ""
 
+    @classmethod
+    def of(cls, row: LeaseRow, granted: float) -> Bar:
+        """Return the bar of a lease that is held."""
+        worker = row.hostname or UNKNOWN
+        return cls(row.id, row.task, row.tag, worker, token=row.token, granted=granted)
+
     @property
     def times(self) -> list[float]:
         return [time for time in (self.granted, self.started, self.ended) if time is not None]
+
+    @property
+    def begin(self) -> float:
+        return min(self.times, default=0.0)
 
 
 @dataclass(slots=True)
@@ -59,7 +69,7 @@ class Timeline:
         """Add a lease that is held when the recording begins, *at* seconds since 1970."""
         if row.state == RESTING:
             return  # it has no holder
-        bar = Bar(row.id, row.task, row.tag, row.hostname or UNKNOWN, token=row.token, granted=at)
+        bar = Bar.of(row, at)
         if row.started_at is not None or row.state != RESERVED:
             bar.started = at  # the start, or the best guess
         if row.state == ORPHANED:
@@ -80,7 +90,7 @@ class Timeline:
     def tasks(self) -> list[list[Bar]]:
         """Return the bars of each task, tasks and bars in the order of their times."""
         found: dict[str, list[Bar]] = {}
-        for bar in sorted(self.bars.values(), key=_begin):
+        for bar in sorted(self.bars.values(), key=lambda bar: (bar.begin, bar.token or 0)):
             found.setdefault(bar.task_id, []).append(bar)
         for bars in found.values():
             _end_replaced(bars)
@@ -102,10 +112,6 @@ class Timeline:
                 event["uuid"], event["name"], lease, worker, token=event.get("token")
             )
         return self.bars[lease]
-
-
-def _begin(bar: Bar) -> tuple[float, int]:
-    return min(bar.times, default=0.0), bar.token or 0
 
 
 def _end_replaced(bars: list[Bar]) -> None:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from celery_lease.cli.timeline import HELD, LOST, UNKNOWN, Bar, Timeline
+from celery_lease.cli.timeline import HELD, LOST, Bar, Timeline
 from celery_lease.view.row import ORPHANED, RESTING
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class History:
         with self.lock:
             bars = self.timeline.bars.values()
             found = [replace(bar) for bar in bars if task_id in (None, bar.task_id)]
-        return sorted(found, key=begin)
+        return sorted(found, key=attrgetter("begin"))
 
     def extensions(self, tag: str) -> Sequence[float]:
         """Return the times of a lease's extensions, as far as looks have shown them."""
@@ -89,7 +90,7 @@ class History:
         self.left_out = 0
         for tag, row in held.items():
             if tag in bars or len(bars) < MOST:
-                _seen(bars.setdefault(tag, _bar(row)), row, wall)
+                _seen(bars.setdefault(tag, Bar.of(row, row.held_since)), row, wall)
                 self._extend(row, wall)
             else:
                 self.left_out += 1
@@ -116,16 +117,6 @@ class History:
             del bars[tag]
             self._extended.pop(tag, None)
             self._deadlines.pop(tag, None)
-
-
-def begin(bar: Bar) -> float:
-    """Return when a bar begins, in seconds since 1970."""
-    return min(bar.times, default=0.0)
-
-
-def _bar(row: LeaseRow) -> Bar:
-    worker = row.hostname or UNKNOWN
-    return Bar(row.id, row.task, row.tag, worker, token=row.token, granted=row.held_since)
 
 
 def _seen(bar: Bar, row: LeaseRow, wall: float) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_lease.cli.rows import span
 from celery_lease.cli.timeline import HELD, Bar
-from celery_lease.web.history import KEPT, History, begin
+from celery_lease.web.history import KEPT, History
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ class Drawn:
     @property
     def said(self) -> str:
         bar = self.bar
-        start = bar.started or begin(bar)
+        start = bar.started or bar.begin
         length = "" if bar.ended is None else f" after {span(bar.ended - start)}"
         why = f" ({bar.why})" if bar.why else ""
         return f"{bar.name} [{bar.task_id}] on {bar.worker}: {bar.end}{length}{why}"
@@ -67,7 +67,7 @@ class Picture:
 
 def task_picture(history: History, now: float, task_id: str) -> Picture:
     """Return the timeline of one task, over the shortest span that contains all of it."""
-    first = min(map(begin, history.bars(task_id)), default=now)
+    first = min((bar.begin for bar in history.bars(task_id)), default=now)
     fitting = [minutes * 60 for minutes in SPANS if minutes * 60 >= now - first]
     return picture(history, now, fitting[0] if fitting else KEPT, task_id)
 
@@ -98,7 +98,7 @@ def picture(history: History, now: float, seconds: float, task_id: str | None = 
 
 
 def _drawn(bar: Bar, history: History, place: Callable[[float], float]) -> Drawn:
-    at, to = place(begin(bar)), 100.0 if bar.ended is None else place(bar.ended)
+    at, to = place(bar.begin), 100.0 if bar.ended is None else place(bar.ended)
     runs = to if bar.started is None else min(to, place(bar.started))
     moved = [place(each) for each in history.extensions(bar.lease)]
     return Drawn(bar=bar, at=at, runs_at=runs, to=max(to, at + 0.15), extensions=moved)
