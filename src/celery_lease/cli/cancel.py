@@ -9,7 +9,7 @@ import click
 
 from celery_lease.cli.broker import EX_UNAVAILABLE, reached
 from celery_lease.cli.ids import expanded_by_leases
-from celery_lease.cli.results import is_final, state_of
+from celery_lease.cli.results import is_final, result_of
 from celery_lease.cli.rows import span
 from celery_lease.cli.workers import (
     TIMEOUT,
@@ -98,9 +98,9 @@ def outcome(
 
 
 def _missing(app: Celery, task_id: str, workers: int) -> str:
-    state = state_of(app, task_id)
-    if is_final(state):
-        return f"is over already: {state}"
+    kept = result_of(app, task_id)
+    if kept and is_final(kept.state):
+        return f"is over already: {kept.state}"
     replied = f"{counted(workers, 'worker')} that replied"
     return (
         f"not found at the {replied}. Workers refuse it from now on: if it waits in a queue, it is "

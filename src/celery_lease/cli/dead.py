@@ -16,7 +16,7 @@ from celery_lease.core.dead import DeadLetter, DeadLetters, reason_of
 from celery_lease.core.words import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from celery import Celery
 
@@ -114,9 +114,10 @@ def opened(app: Celery, queues: Sequence[str]) -> Iterator[tuple[DeadLetters, Se
         yield letters, _named(app, held, queues) if queues else held
 
 
-def _dead_of(app: Celery, queues: Sequence[str]) -> list[str]:
+def _dead_of(app: Celery, queues: Iterable[str]) -> list[str]:
     """Return the names of the dead-letter queues of *queues*."""
-    return [settings.load(app.conf).dead_letter_queue_of(queue) for queue in queues]
+    of = settings.load(app.conf).dead_letter_queue_of
+    return [of(queue) for queue in queues]
 
 
 def _named(app: Celery, held: Sequence[str], queues: Sequence[str]) -> list[str]:
@@ -143,8 +144,7 @@ def _is_of_work(app: Celery, queue: str) -> bool:
 
 def likely(app: Celery) -> list[str]:
     """Return the names of the dead-letter queues of the queues that an app knows."""
-    of = settings.load(app.conf).dead_letter_queue_of
-    return [of(queue) for queue in app.amqp.queues]
+    return _dead_of(app, app.amqp.queues)
 
 
 def letters_of(letters: DeadLetters, queues: Sequence[str]) -> Iterator[DeadLetter]:

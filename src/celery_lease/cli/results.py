@@ -40,13 +40,7 @@ def result_of(app: Celery, task_id: str) -> Result | None:
         return None
 
 
-def state_of(app: Celery, task_id: str) -> str | None:
-    """Return a task's state; None as in :func:`result_of`."""
-    found = result_of(app, task_id)
-    return found.state if found else None
-
-
-def is_final(state: str | None) -> bool:
+def is_final(state: str) -> bool:
     """Whether a task in this state is over."""
     return state in states.READY_STATES
 

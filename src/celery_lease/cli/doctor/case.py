@@ -87,14 +87,6 @@ class Case:
         return access.lacking(self.app, self.loaded, self.channel, by_hand=by_hand)
 
 
-def load_settings(app: Celery) -> settings.Settings | settings.LeaseConfigError:
-    """Return an app's settings, or the error in them."""
-    try:
-        return settings.load(app.conf)
-    except settings.LeaseConfigError as exc:
-        return exc
-
-
 def task_policies(
     app: Celery, loaded: settings.Settings
 ) -> tuple[dict[str, LeasePolicy], list[settings.LeaseConfigError]]:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from celery_lease import brokers
 from celery_lease.cli.broker import BrokerAway, BrokerUnfit, reached
 from celery_lease.cli.doctor import deploy, leases, settings, tasks, whole_app, workers
-from celery_lease.cli.doctor.case import Case, covered_tasks, load_settings, task_policies
+from celery_lease.cli.doctor.case import Case, covered_tasks, task_policies
 from celery_lease.cli.doctor.report import Report
 from celery_lease.cli.doctor.survey import survey
 from celery_lease.core.errors import UnsupportedBroker
 from celery_lease.core.findings import Doctor, Finding, error, notice, ok, warning
 from celery_lease.core.secrets import address_of, masked
-from celery_lease.settings import LeaseConfigError
+from celery_lease.settings import LeaseConfigError, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -66,9 +66,10 @@ def _examine(
 def _here(app: Celery, driver_type: str) -> Generator[Finding, None, Case]:
     yield from _guarded("tasks.import", lambda: _imported(app))
     case = Case(app=app, loaded=None, policies={}, driver_type=driver_type)
-    loaded = load_settings(app)
-    if isinstance(loaded, LeaseConfigError):
-        yield from settings.check_errors([loaded])
+    try:
+        loaded = load(app.conf)
+    except LeaseConfigError as exc:
+        yield from settings.check_errors([exc])
     else:
         policies, errors = task_policies(app, loaded)
         case = replace(

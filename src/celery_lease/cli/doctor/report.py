@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -72,16 +72,7 @@ def facts(report: Report) -> dict[str, Any]:
         "app": report.app,
         "broker": report.broker,
         "counts": {each.value: report.counts.get(each, 0) for each in Severity},
-        "findings": [
-            {
-                "check": each.check,
-                "severity": each.severity.value,
-                "what": each.what,
-                "why": each.why,
-                "remedy": each.remedy,
-            }
-            for each in report.findings
-        ],
+        "findings": [asdict(each) for each in report.findings],
     }
 
 

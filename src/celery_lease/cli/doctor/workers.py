@@ -187,13 +187,10 @@ def _clocks(case: Case) -> Iterator[Finding]:
             continue
         offset = worker.clock.to(case.broker_clock) if case.broker_clock else worker.clock
         if offset.least > AGREEABLE:
-            yield _skewed(case, f"the clock of {worker.name} is {offset} from {reference}")
+            what = f"the clock of {worker.name} is {offset} from {reference}"
+            remedy = "Synchronize the host's clock (chrony, NTP)."
+            yield warning("workers.clock", what, case.driver.skewed, remedy)
         else:
             worst = f"{worker.name} {offset}" if not worst else f"{worst}, {worker.name} {offset}"
     if worst:
         yield ok("workers.clock", f"clocks agree with {reference}: {worst}")
-
-
-def _skewed(case: Case, what: str) -> Finding:
-    remedy = "Synchronize the host's clock (chrony, NTP)."
-    return warning("workers.clock", what, case.driver.skewed, remedy)
