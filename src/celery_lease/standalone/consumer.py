@@ -69,8 +69,9 @@ class LeasedMessage:
     queue: str
     _driver: Driver = field(repr=False)
     _clock: Clock = field(repr=False)
-    _extended: bool = field(default=False, repr=False)
     is_lost: bool = False  #: the broker answered an extension with a loss
+    #: The lease was extended, so that its work may go on when its channel closes.
+    is_worked_on: bool = field(default=False, repr=False)
 
     def extend_visibility(self, seconds: float) -> None:
         """Keep the message hidden from other consumers for *seconds* from now on.
@@ -79,7 +80,7 @@ class LeasedMessage:
             ReceiptHandleExpiredError: The lease has expired or ended: stop the work.
             TimeoutError: The broker did not answer; the lease is unchanged. Try again.
         """
-        self._extended = True
+        self.is_worked_on = True
         renewal, asked_at = Renewal(self.id, seconds), self._clock.now()
         (answer,) = self._driver.extend([renewal], timeout=min(ANSWER_TIMEOUT, seconds))
         took = self._clock.now() - asked_at
@@ -91,11 +92,6 @@ class LeasedMessage:
             raise ReceiptHandleExpiredError(self.id)
         if answer is Answer.UNKNOWN:
             raise TimeoutError(f"no answer to the extension of message {self.id}")
-
-    @property
-    def is_worked_on(self) -> bool:
-        """Whether the lease was extended, so that its work may go on when its channel closes."""
-        return self._extended
 
 
 class LeaseConsumer:

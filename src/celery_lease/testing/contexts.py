@@ -54,14 +54,6 @@ class Beat:
     where: str = ""  #: file and line of the beat, or of the call that beat
 
 
-@dataclass(slots=True)
-class _Awaited:
-    """An action that is due after a number of beats."""
-
-    beats: int
-    act: Callable[[], None]
-
-
 class _Recorder(Checkpoints):
     """Checkpoints in memory that record all saved values."""
 
@@ -122,7 +114,7 @@ class RecordedContext(ToolContext):
             self._recorder.save(restored)
             self._recorder.saved.clear()
         self._steps: list[str] = []
-        self._awaited: list[_Awaited] = []
+        self._awaited: list[tuple[int, Callable[[], None]]] = []  # due after so many beats
         self._asked_to_stop: float | None = None
         self._began = clock.now()
         self._start()
@@ -175,10 +167,10 @@ class RecordedContext(ToolContext):
         at, steps = self.passed, tuple(self._steps)
         self.beats.append(Beat(at, done, total, note, steps, _caller()))
         self._keep()
-        due = [each for each in self._awaited if each.beats <= len(self.beats)]
-        self._awaited = [each for each in self._awaited if each not in due]
-        for each in due:
-            each.act()
+        due = [act for beats, act in self._awaited if beats <= len(self.beats)]
+        self._awaited = [each for each in self._awaited if each[0] > len(self.beats)]
+        for act in due:
+            act()
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -214,20 +206,17 @@ class RecordedContext(ToolContext):
         if now - self._began >= policy.max_duration:
             self._flag(CONSEQUENCES[LossReason.MAX_DURATION].flags)
         if self._asked_to_stop is not None:
-            self._press(now - self._asked_to_stop)
-        if policy.mode is Mode.HEARTBEAT and self.is_lost:
+            waited = now - self._asked_to_stop
+            if policy.interruptible or waited >= policy.shutdown_timeout:
+                self._flag(FLAG_SHUTDOWN)
+        beats = policy.mode is Mode.HEARTBEAT
+        if beats and self.is_lost:
             return
-        proof = self._board.read_time(self._slot, BEAT)
-        if policy.mode is not Mode.HEARTBEAT:
-            proof = now
+        proof = self._board.read_time(self._slot, BEAT) if beats else now
         quiet_until = self._board.read_time(self._slot, beatboard.QUIET)
         expiry = max(proof + policy.extension, quiet_until)
         if expiry > now:
             self._board.allow(self._slot, expiry)
-
-    def _press(self, waited: float) -> None:
-        if self.policy.interruptible or waited >= self.policy.shutdown_timeout:
-            self._flag(FLAG_SHUTDOWN)
 
     def _ask_to_stop(self) -> None:
         self._board.announce_shutdown()
@@ -239,7 +228,7 @@ class RecordedContext(ToolContext):
 
     def _when(self, after: int, act: Callable[[], None]) -> None:
         if after > 0:
-            self._awaited.append(_Awaited(len(self.beats) + after, act))
+            self._awaited.append((len(self.beats) + after, act))
         else:
             act()
 
