@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_lease import settings
 from celery_lease.cli.broker import driver_at, loaded_of, reached
 from celery_lease.cli.dead import facts as letter_facts, letters_of, likely, loss as loss_facts
 from celery_lease.cli.exclusive import waits_for
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from celery_lease.core.dead import DeadLetter
     from celery_lease.core.driver import Driver
+    from celery_lease.settings import Settings
     from celery_lease.task.checkpoints.looking import Saved
 
 
@@ -58,9 +58,10 @@ def explain(
         (task_id,) = expanded_by_leases([task_id], found, timeout, _other_ids(app, task_id))
         view = view_of(found, timeout, [task_id])
         warn_of_namesakes(view.duplicates)
-        leases = leases_of(view, task_id, askable=found.ask is not None)
-        leases["eta"] = eta_of(found, leases["held"], timeout)
-    facts, now = facts_of(app, task_id, leases, queues), SystemClock().wall().timestamp()
+        facts = _in_view(view, task_id, askable=found.ask is not None)
+        facts.eta = eta_of(found, facts.held, timeout)
+    _complete(facts, app, queues)
+    now = SystemClock().wall().timestamp()
     if as_json:
         click.echo(json.dumps(document(facts, now), indent=2, ensure_ascii=False))
     else:
@@ -69,15 +70,16 @@ def explain(
         ctx.exit(1)
 
 
-def leases_of(view: View, task_id: str, *, askable: bool) -> dict[str, Any]:
-    """Return a view's leases of a task."""
+def _in_view(view: View, task_id: str, *, askable: bool) -> Facts:
+    """Return what a view has of a task: its leases."""
     rows = [row for row in view.rows if row.id == task_id]
-    return {
-        "replied": len(view.workers),
-        "askable": askable,
-        "held": [row for row in rows if row.state not in ON_RECORD],
-        "recorded": [row for row in rows if row.state in ON_RECORD],
-    }
+    return Facts(
+        task_id=task_id,
+        replied=len(view.workers),
+        askable=askable,
+        held=[row for row in rows if row.state not in ON_RECORD],
+        recorded=[row for row in rows if row.state in ON_RECORD],
+    )
 
 
 def awaited_key(view: View, task_id: str) -> str | None:
@@ -92,37 +94,38 @@ def awaited_key(view: View, task_id: str) -> str | None:
     return "" if is_held and len(view.parked) >= view.parked_count else None
 
 
-def facts_of(
-    app: Celery,
-    task_id: str,
-    leases: dict[str, Any],
-    queues: Sequence[str] = (),
-    awaited: str | None = None,
-) -> Facts:
-    """Return all facts about a task.
+def _complete(
+    facts: Facts, app: Celery, queues: Sequence[str] = (), awaited: str | None = None
+) -> None:
+    """Add what the app, the broker and the result backend know of a task.
 
     Args:
+        facts: The task, with its leases.
         app: The app whose broker and result backend are asked.
-        task_id: The task.
-        leases: The result of :func:`leases_of`.
         queues: Further queues to search.
         awaited: The result of :func:`awaited_key`.
     """
-    known = _of_app(app) | leases
-    with reached(app.connection_for_read()) as connection:
-        known |= _from_broker(app, connection, task_id, queues, known, awaited=awaited)
-    known["result"] = result_of(app, task_id)
-    known |= _checkpoint(app, task_id)
-    return Facts(task_id=task_id, **(known | _in_force(app, known)))
+    facts.reaper_interval = reap_within(app)
+    loaded = loaded_of(app)
+    facts.max_deliveries = loaded.policy.max_deliveries
+    facts.dead_letter_queue = loaded.dead_letter_queue
+    with reached(app.connection_for_read()) as connection, driver_at(connection) as driver:
+        facts.broker = str(connection.transport.driver_type)
+        if driver is not None:
+            _ask_broker(facts, app, driver, queues, awaited)
+    facts.result = result_of(app, facts.task_id)
+    _read_checkpoint(facts, app)
+    _find_limit(facts, app, loaded)
 
 
 def facts_in_view(app: Celery, view: View, askable: bool, task_id: str, timeout: float) -> Facts:
     """Return all facts about a task; its leases come from a view of all tasks."""
-    known = leases_of(view, task_id, askable=askable)
-    if any(row.started_at is None for row in known["held"]):
+    facts = _in_view(view, task_id, askable=askable)
+    if any(row.started_at is None for row in facts.held):
         with optional_sources(app) as found:
-            known["eta"] = eta_of(found, known["held"], timeout)
-    return facts_of(app, task_id, known, (), awaited_key(view, task_id))
+            facts.eta = eta_of(found, facts.held, timeout)
+    _complete(facts, app, awaited=awaited_key(view, task_id))
+    return facts
 
 
 def document(facts: Facts, now: float) -> dict[str, Any]:
@@ -145,23 +148,13 @@ def _without_value(kept: Saved) -> dict[str, Any]:
     return {name: value for name, value in asdict(kept).items() if name != "value"}
 
 
-def _of_app(app: Celery) -> dict[str, Any]:
-    loaded = loaded_of(app)
-    return {
-        "reaper_interval": reap_within(app),
-        "max_deliveries": loaded.policy.max_deliveries,
-        "dead_letter_queue": loaded.dead_letter_queue,
-    }
-
-
-def _in_force(app: Celery, known: dict[str, Any]) -> dict[str, Any]:
-    """Return the task's own limit of deliveries, if no worker reported it."""
+def _find_limit(facts: Facts, app: Celery, loaded: Settings) -> None:
+    """Find the task's own limit of deliveries, if no worker reported it."""
     from celery_lease.worker.policies import Policies  # noqa: PLC0415  (every command imports this)
 
-    names = [row.task for row in known["recorded"]]
-    names += [known["waiting"].task] if known.get("waiting") else []
-    policy = Policies(app, settings.load(app.conf))(names[0], {}) if names else None
-    return {"max_deliveries": policy.max_deliveries} if policy else {}
+    names = [each.task for each in (*facts.recorded, facts.waiting) if each]
+    if names and (policy := Policies(app, loaded)(names[0], {})):
+        facts.max_deliveries = policy.max_deliveries
 
 
 def eta_of(found: Sources, held: Sequence[LeaseRow], timeout: float) -> str | None:
@@ -177,43 +170,35 @@ def eta_of(found: Sources, held: Sequence[LeaseRow], timeout: float) -> str | No
     return None
 
 
-def _from_broker(
-    app: Celery,
-    connection: Any,
-    task_id: str,
-    queues: Sequence[str],
-    known: dict[str, Any],
-    *,
-    awaited: str | None,
-) -> dict[str, Any]:
-    more: dict[str, Any] = {"broker": str(connection.transport.driver_type)}
-    with driver_at(connection) as driver:
-        if driver is None:
-            return more
-        able = driver.capabilities
-        more |= {"reaps": able.reaps, "records": able.records}
-        if not able.dead_letters:
-            more["dead_letter_queue"] = ""
-        else:
-            found = [each for each in _dead(app, driver) if each.task_id == task_id]
-            more |= {"searched": True, "dead": found}
-        if able.keys:
-            more["parked"] = waits_for(driver, task_id, awaited)
-        if able.records:
-            tags = [row.tag for row in (*known["held"], *known["recorded"])]
+def _ask_broker(
+    facts: Facts, app: Celery, driver: Driver, queues: Sequence[str], awaited: str | None
+) -> None:
+    able = driver.capabilities
+    facts.reaps, facts.records = able.reaps, able.records
+    if able.dead_letters:
+        facts.searched = True
+        facts.dead = [each for each in _dead(app, driver) if each.task_id == facts.task_id]
+    else:
+        facts.dead_letter_queue = ""
+    if able.keys:
+        facts.parked = waits_for(driver, facts.task_id, awaited)
+    if able.records:
+        records = driver.records()
+        tags = [row.tag for row in (*facts.held, *facts.recorded)]
+        if not tags:
             names = [*dict.fromkeys([*app.amqp.queues, *queues])]
-            more |= _on_record(driver, task_id, names, tags)
-        return more
+            facts.waiting = records.waiting(facts.task_id, names)
+            tags = [facts.waiting.tag] if facts.waiting and facts.waiting.tag else []
+        facts.losses = [loss for tag in tags for loss in records.losses(tag)]
 
 
-def _checkpoint(app: Celery, task_id: str) -> dict[str, Any]:
-    """Return a task's checkpoint, or why it could not be read."""
+def _read_checkpoint(facts: Facts, app: Celery) -> None:
     from celery_lease.task.checkpoints.looking import look  # noqa: PLC0415  (as above)
 
     try:
-        return {"checkpoint": look(app, task_id)}
+        facts.checkpoint = look(app, facts.task_id)
     except Exception as exc:  # noqa: BLE001  (as many kinds as there are client libraries)
-        return {"unread": " ".join(f"{type(exc).__name__}: {masked(exc)}".split())}
+        facts.unread = " ".join(f"{type(exc).__name__}: {masked(exc)}".split())
 
 
 def _other_ids(app: Celery, text: str) -> list[str]:
@@ -232,12 +217,3 @@ def _other_ids(app: Celery, text: str) -> list[str]:
 def _dead(app: Celery, driver: Driver) -> Iterator[DeadLetter]:
     letters = driver.dead_letters()
     return letters_of(letters, letters.queues(likely(app)))
-
-
-def _on_record(
-    driver: Driver, task_id: str, queues: Sequence[str], tags: Sequence[str]
-) -> dict[str, Any]:
-    records = driver.records()
-    waiting = None if tags else records.waiting(task_id, queues)
-    every = [*tags, *([waiting.tag] if waiting and waiting.tag else [])]
-    return {"waiting": waiting, "losses": [loss for tag in every for loss in records.losses(tag)]}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from celery_lease.view import LeaseRow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Facts:
     """All facts about one task."""
 
