@@ -115,7 +115,6 @@ def opened(app: Celery, queues: Sequence[str]) -> Iterator[tuple[DeadLetters, Se
 
 
 def _dead_of(app: Celery, queues: Iterable[str]) -> list[str]:
-    """Return the names of the dead-letter queues of *queues*."""
     of = settings.load(app.conf).dead_letter_queue_of
     return [of(queue) for queue in queues]
 

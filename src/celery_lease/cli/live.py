@@ -132,13 +132,11 @@ class Top(App[None]):
                 table.update_cell_at(Coordinate(at, place), cell)
 
     def action_sort(self) -> None:
-        """Sort by the next column."""
         names = list(rows.SORTS)
         self._sort = names[(names.index(self._sort) + 1) % len(names)]
         self.draw()
 
     def action_filter(self) -> None:
-        """Ask for a text that all rows contain."""
         self._filter.display = True
         self._filter.focus()
 

@@ -77,7 +77,6 @@ class Watch:
         self.over.wait(seconds)
 
     def is_wanted(self) -> bool:
-        """Whether another round is needed."""
         return not self.over.is_set()
 
     def look(self) -> View:

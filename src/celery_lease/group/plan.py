@@ -92,7 +92,6 @@ class Plan:
         return None if self._due == inf else max(0.0, self._due - now)
 
     def on_signal(self, number: Signals, now: float) -> list[Order]:
-        """Return the orders for a signal that the parent got."""
         if number not in {SIGTERM, SIGINT, SIGQUIT}:
             return self._orders(self.living, number)
         first, self._stopping = self._stopping is None, number
@@ -110,7 +109,6 @@ class Plan:
         return [] if self._signalled else self._signal_next_level(now)
 
     def on_time(self, now: float) -> list[Order]:
-        """Return the orders for the passing of time."""
         if now < self._due:
             return []
         number, self._next = self._next, SIGKILL

@@ -145,7 +145,6 @@ class LeaseConsumer:
     # Called by a channel (Holder).
 
     def terms(self, message: Any) -> Terms:
-        """Lease every message."""
         about = {"id": message.delivery_tag, "worker": self.consumer_id}
         return Terms(seconds=self.seconds, about=about)
 

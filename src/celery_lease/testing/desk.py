@@ -153,7 +153,6 @@ class Desk:
         self.driver.close()
 
     def stop(self) -> None:
-        """Stop taking messages."""
         self.consumes = True
         self.consumer.cancel()
 

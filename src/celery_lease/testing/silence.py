@@ -48,7 +48,6 @@ class Silence:
 
     @property
     def seconds(self) -> float:
-        """Its length in seconds."""
         return self.after.at - self.before.at
 
 

@@ -94,7 +94,6 @@ class LeaseRow:
 
     @classmethod
     def recorded(cls, lease: Recorded, state: str) -> LeaseRow:
-        """Return a row from the broker's record."""
         return cls(
             task=lease.task,
             id=lease.task_id,

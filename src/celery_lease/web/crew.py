@@ -30,7 +30,6 @@ class Hand:
 
     @property
     def said(self) -> str:
-        """Its state, in a few words."""
         if not self.answer.leased:
             return "without leases"
         if self.state.get("stopping"):

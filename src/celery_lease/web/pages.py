@@ -100,7 +100,6 @@ class Pages:
         return EventSourceResponse(numbers(), headers={"Cache-Control": "no-store"})
 
     def task(self, request: Request) -> Response:
-        """Show one task: its holder, its past, and its next step."""
         look, task_id = self.site.watch.current(), request.query_params.get("id", "").strip()
         facts, trouble = _tried(self._facts, task_id)
         arguments, unasked = _tried(self._arguments, facts)
@@ -128,7 +127,6 @@ class Pages:
         return JSONResponse(task_document(facts, self.site.now()), 200 if facts.is_known else 404)
 
     def stack(self, request: Request) -> Response:
-        """Show what a running task is doing now, and its Python stack."""
         task_id = request.query_params.get("id", "").strip()
         found, trouble = _tried(self._stacks, task_id)
         return self.site.draw(
@@ -141,7 +139,6 @@ class Pages:
         )
 
     def timeline(self, request: Request) -> Response:
-        """Show the deliveries and their holders over time."""
         look, given = self.site.watch.current(), request.query_params.get("minutes", "")
         minutes = int(given) if given in map(str, SPANS) else SPANS[0]
         history = self.site.watch.history
@@ -206,7 +203,6 @@ class Pages:
         return _answer(lambda: keys_document(self._keys()))
 
     def workers(self, request: Request) -> Response:
-        """Show the workers, their settings, and whether they drain."""
         crew, trouble = _tried(self._crew)
         look = self.site.watch.current()
         return self.site.draw(request, "workers", look=look, crew=crew, trouble=trouble)

@@ -103,7 +103,6 @@ class PageWatch(Watch):
         return super().is_wanted() and self.clock.now() - self.viewed_at <= STOP_AFTER
 
     def close(self) -> None:
-        """End the watch's thread."""
         self.over.set()
         self._wake.set()
 

@@ -44,7 +44,6 @@ def examine(
 
 
 def _without_passwords(finding: Finding) -> Finding:
-    """Return a finding with the passwords of addresses masked."""
     what, why, remedy = map(masked, (finding.what, finding.why, finding.remedy))
     return replace(finding, what=what, why=why, remedy=remedy)
 

@@ -65,7 +65,6 @@ class LoopWatch:
         return min(float(heartbeat.elapsed()), self._clock.now() - self._started)
 
     def is_stuck(self, position: int) -> bool:
-        """Whether a loop has been silent beyond the threshold."""
         silence = self.silence(position)
         return silence is not None and self.threshold is not None and silence > self.threshold
 
