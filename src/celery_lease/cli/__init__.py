@@ -19,14 +19,13 @@ from .exclusive import exclusive_keys
 from .explain import explain
 from .hand_over import hand_over
 from .health import health
+from .plugin import install_at_start, show_in_one_line
 from .reap import reap
-from .refusals import show_in_one_line
 from .stack import stack
 from .status import status
 from .top import top
 from .trace import trace
 from .web import web
-from .whole_app import install_at_start
 
 
 @click.group()

@@ -16,7 +16,7 @@ from celery.worker import WorkController
 import celery_lease
 from celery_lease import LeaseConfigError, LeasedTask, settings
 from celery_lease.board import granting
-from celery_lease.cli import whole_app
+from celery_lease.cli import plugin
 from celery_lease.core.delivery import Answer
 from celery_lease.core.loss import LossReason
 from celery_lease.core.policy import LeasePolicy, Mode
@@ -197,7 +197,7 @@ def test_a_worker_gets_the_parts_if_the_setting_is_meant(
 ) -> None:
     """A wrong value or a name very like it, too: the parts refuse it. Others' settings do not."""
     app = app_with(**conf)
-    whole_app._install(SimpleNamespace(app=app))
+    plugin._install(SimpleNamespace(app=app))
     assert steps(app) == installed
 
 
@@ -205,13 +205,13 @@ def test_djangos_namespace_is_read() -> None:
     """``CELERY_LEASE_TASKS``."""
     app = Celery("whole", broker="memory://", set_as_current=False)
     app.config_from_object({"CELERY_LEASE_TASKS": "all"}, namespace="CELERY")
-    whole_app._install(SimpleNamespace(app=app))
+    plugin._install(SimpleNamespace(app=app))
     assert steps(app)
 
 
 def test_every_celery_command_listens_for_workers() -> None:
     """It imports the commands of this package, which connect."""
-    assert any(receiver is whole_app._install for _, receiver in worker_init.receivers)
+    assert any(receiver is plugin._install for _, receiver in worker_init.receivers)
 
 
 def test_a_step_that_is_added_when_a_worker_begins_is_one_of_its_own(

@@ -1,20 +1,37 @@
-"""Ends a ``celery`` command with one line at a wrong declaration, as at wrong settings.
-
-Declarations are wrong in the project's modules, which Celery itself imports: it shows every error
-in them with its traceback, of which only the last line is useful.
-"""
+"""What the plug-in does to every ``celery`` command, as all of them import this package."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any
 
+from celery.signals import worker_init
+
 if TYPE_CHECKING:
     from types import TracebackType
 
 
+def install_at_start() -> None:
+    """Put the worker parts into an app that sets ``lease_tasks`` and has no leased task.
+
+    Nothing else imports this package then. A worker sends ``worker_init`` when the app's modules
+    are imported and before it reads the app's bootsteps (``celery/worker/worker.py``, 5.5.3 and
+    5.7.0).
+    """
+    worker_init.connect(_install, weak=False, dispatch_uid="celery_lease.lease_tasks")
+
+
+def _install(sender: Any, **_: Any) -> None:
+    from celery_lease.installation import install_if_set  # noqa: PLC0415  (see above)
+
+    install_if_set(sender.app)
+
+
 def show_in_one_line() -> None:
     """Show only the message of an uncaught ``LeaseConfigError``, without a traceback.
+
+    Declarations are wrong in the project's modules, which Celery itself imports: it shows every
+    error in them with its traceback, of which only the last line is useful.
 
     ``celery.bin.celery`` (5.5 to 5.7) loads the app of ``-A`` by ``find_app`` and shows its errors;
     all later errors end the process.
