@@ -24,11 +24,11 @@ from celery_lease.view import Sources
 from celery_lease.view.asking import node_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from celery import Celery
 
-    Ask = Callable[[str, list[str], float, dict[str, Any]], dict[str, Any]]
+    from celery_lease.view.asking import Ask
 
 #: Silence, as a share of the lease's remaining time, that is worth a warning.
 LONG = 1.0
@@ -66,7 +66,7 @@ def cancel(ctx: click.Context, tasks: tuple[str, ...], wait: float, timeout: flo
     app, ids = ctx.obj.app, list(dict.fromkeys(tasks))
     with reached(app.connection_for_write()) as connection:
         ask = asker(app, connection)
-        ids = expanded_by_leases(ids, Sources(ask=ask, records=None), timeout)
+        ids = expanded_by_leases(ids, Sources(ask=ask), timeout)
         replies = ask("lease_cancel", [], timeout, {"task_id": ids})
         if report_silent([], replies, timeout):
             ctx.exit(EX_UNAVAILABLE)

@@ -26,12 +26,11 @@ from celery_lease.core.words import counted
 from celery_lease.view import Sources, view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from celery import Celery
 
-    #: Sends a command to workers, waits some seconds, and returns their replies by name.
-    Ask = Callable[[str, Sequence[str], float, dict[str, Any]], dict[str, Any]]
+    from celery_lease.view.asking import Ask
 
 #: Seconds for the workers' replies, and within which a worker sends its events.
 REPLY, SENT = 1.0, 1.5

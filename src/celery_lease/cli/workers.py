@@ -86,7 +86,7 @@ def replies_about(
     app = ctx.obj.app
     with reached(app.connection_for_write()) as connection:
         ask = asker(app, connection)
-        ids = expanded_by_leases(tasks, Sources(ask=ask, records=None), timeout)
+        ids = expanded_by_leases(tasks, Sources(ask=ask), timeout)
         replies = ask(command, [], timeout, arguments(ids))
     if report_silent([], replies, timeout):
         ctx.exit(EX_UNAVAILABLE)

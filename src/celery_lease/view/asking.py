@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from celery import Celery
 
     Replies = list[tuple[str, Any]]  # one for each worker, with its node name
+    #: Sends a command to workers, and returns their replies by name: the command, names of nodes
+    #: (empty: all), seconds, arguments.
+    Ask = Callable[[str, Sequence[str], float, dict[str, Any]], dict[str, Any]]
 
 #: Prefix of the commands of :mod:`celery_lease.worker.control`, which plain Celery does not know.
 OURS = "lease"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from celery_lease.core.records import Recorded, Records
+    from celery_lease.view.asking import Ask
 
 #: Seconds for which a silent worker is named. Its rows stay until their leases expire.
 FORGET = 15.0
@@ -26,9 +27,8 @@ LISTED = 200
 class Sources:
     """The sources of a view; each may be missing."""
 
-    #: Sends a command to workers: names of nodes (empty: all), seconds, arguments.
-    ask: Callable[[str, Sequence[str], float, dict[str, Any]], dict[str, Any]] | None
-    records: Records | None
+    ask: Ask | None = None
+    records: Records | None = None
     reap_within: float = 0.0  #: seconds until an expired lease is returned to its queue, at most
     #: Returns the identities of the workers that answered last, by node; some may share a name.
     known: Callable[[], Mapping[str, Sequence[str]]] = dict
@@ -95,7 +95,7 @@ class Collector:
     #: How many messages of each queue are parked, and the rows of the first.
     parked: tuple[Mapping[str, int], Sequence[LeaseRow]] = field(default_factory=lambda: ({}, ()))
     known: Mapping[str, Sequence[str]] = field(default_factory=dict)  #: see :class:`Sources`
-    sources: Sources = field(default_factory=lambda: Sources(ask=None, records=None))
+    sources: Sources = field(default_factory=Sources)
 
     def collect(
         self,
