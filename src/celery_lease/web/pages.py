@@ -129,23 +129,15 @@ class Pages:
     def stack(self, request: Request) -> Response:
         task_id = request.query_params.get("id", "").strip()
         found, trouble = _tried(self._stacks, task_id)
-        return self.site.draw(
-            request,
-            "stack",
-            look=self.site.watch.current(),
-            task_id=task_id,
-            seen=found or [],
-            trouble=trouble,
-        )
+        return self.site.draw(request, "stack", task_id=task_id, seen=found or [], trouble=trouble)
 
     def timeline(self, request: Request) -> Response:
-        look, given = self.site.watch.current(), request.query_params.get("minutes", "")
+        given = request.query_params.get("minutes", "")
         minutes = int(given) if given in map(str, SPANS) else SPANS[0]
         history = self.site.watch.history
         return self.site.draw(
             request,
             "timeline",
-            look=look,
             minutes=minutes,
             spans=SPANS,
             history=history,
@@ -160,12 +152,7 @@ class Pages:
         found, trouble = _tried(self._letters)
         letters = found or []
         return self.site.draw(
-            request,
-            "dead",
-            look=self.site.watch.current(),
-            letters=letters[:LETTERS],
-            count=len(letters),
-            trouble=trouble,
+            request, "dead", letters=letters[:LETTERS], count=len(letters), trouble=trouble
         )
 
     def letter(self, request: Request) -> Response:
@@ -175,7 +162,6 @@ class Pages:
         return self.site.draw(
             request,
             "letter",
-            look=self.site.watch.current(),
             task_id=task_id,
             letters=[each for each in found or () if each["task_id"] == task_id],
             show_args=self.site.show_args,
@@ -189,14 +175,7 @@ class Pages:
     def keys(self, request: Request) -> Response:
         found, trouble = _tried(self._keys)
         keys = found or ()
-        return self.site.draw(
-            request,
-            "keys",
-            look=self.site.watch.current(),
-            keys=keys[:KEYS],
-            count=len(keys),
-            trouble=trouble,
-        )
+        return self.site.draw(request, "keys", keys=keys[:KEYS], count=len(keys), trouble=trouble)
 
     def keys_json(self, _: Request) -> Response:
         """Return all keys as ``lease keys --json``."""
@@ -204,21 +183,15 @@ class Pages:
 
     def workers(self, request: Request) -> Response:
         crew, trouble = _tried(self._crew)
-        look = self.site.watch.current()
-        return self.site.draw(request, "workers", look=look, crew=crew, trouble=trouble)
+        return self.site.draw(request, "workers", crew=crew, trouble=trouble)
 
     def workers_json(self, _: Request) -> Response:
         return _answer(lambda: crew_document(self._crew()))
 
     def doctor(self, request: Request) -> Response:
         report = self._report()
-        return self.site.draw(
-            request,
-            "doctor",
-            look=self.site.watch.current(),
-            report=report,
-            subjects=list(by_subject(report.findings)),
-        )
+        subjects = list(by_subject(report.findings))
+        return self.site.draw(request, "doctor", report=report, subjects=subjects)
 
     def doctor_json(self, _: Request) -> Response:
         """Return the findings as ``lease doctor --json``."""

@@ -70,7 +70,10 @@ class Site:
     def draw(
         self, request: Request, name: str, status: int = 200, /, **context: Any
     ) -> HTMLResponse:
-        """Return a page, or only its live part if the page's script requests that."""
+        """Return a page, or only its live part if the page's script requests that.
+
+        Its ``look`` is the present one, if *context* has none.
+        """
         if self.events is not None:
             self.events.start()
         part = request.headers.get("hx-request") == "true"
@@ -84,6 +87,7 @@ class Site:
             "events": self.events is not None,
             "version": version("celery-lease"),
             "app_name": self.app.main or "?",
+            "look": context.pop("look", None) or self.watch.current(),
             **context,
         }
         return HTMLResponse(template.render(known), status, {"Vary": "HX-Request"})
