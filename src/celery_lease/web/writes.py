@@ -13,7 +13,6 @@ from celery_lease.cli.cancel import WORDS, outcome
 from celery_lease.cli.dead import chosen_of, opened
 from celery_lease.cli.hand_over import outcomes
 from celery_lease.cli.workers import best_answers
-from celery_lease.core.words import counted
 from celery_lease.web.guard import Refused, read_form
 from celery_lease.web.site import REPLY, Site, logger, trouble_of
 
@@ -187,9 +186,3 @@ WRITES = (
         act=_command("lease_resume"),
     ),
 )
-
-
-def question(write: Write, count: int, every: bool) -> str:
-    """Return the question before the action."""
-    what = f"all {write.thing}s" if every else counted(count, write.thing)
-    return f"{write.verb} {what}?"
