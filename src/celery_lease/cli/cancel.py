@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from celery_lease.view.asking import Ask
 
-#: Silence, as a share of the lease's remaining time, that is worth a warning.
-LONG = 1.0
 #: Seconds between two checks whether a task has ended.
 LOOK_INTERVAL = 0.3
 #: The states in a worker's reply, their texts, and whether the cancellation works. From the
@@ -120,7 +118,7 @@ def _caution(task_id: str, what: Mapping[str, Any]) -> str:
     silence, left = what["beat_age"], what["remaining"]
     if silence is None:
         return ""
-    if silence > left * LONG:
+    if silence > left:
         return (
             f"; it has not beaten for {span(silence)}. If it does not in {span(left)}, its "
             f"watchdog ends it; at once: {end_it}"

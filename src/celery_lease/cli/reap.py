@@ -42,26 +42,14 @@ def reap(ctx: click.Context, forever: bool, interval: float | None, dry_run: boo
         raise click.UsageError("--dry-run looks once: leave out --forever")
     app = ctx.obj.app
     with driver_of(app, "reaps") as driver:
-        if dry_run:
-            _show(_overdue(driver), "would return")
-        elif forever:
+        if forever:
             _sweep_forever(driver, interval or loaded_of(app).reaper_interval)
-        else:
-            _sweep(Reaper(driver))
-
-
-def _overdue(driver: Driver) -> list[Reaped]:
-    try:
-        return driver.overdue(limit=BATCH * BATCHES)
-    except OSError as exc:
-        raise click.ClickException(str(exc)) from exc
-
-
-def _sweep(reaper: Reaper) -> None:
-    try:
-        _show(reaper.run_once(), "returned")
-    except OSError as exc:
-        raise click.ClickException(str(exc)) from exc
+            return
+        try:
+            found = driver.overdue(limit=BATCH * BATCHES) if dry_run else Reaper(driver).run_once()
+        except OSError as exc:
+            raise click.ClickException(str(exc)) from exc
+        _show(found, "would return" if dry_run else "returned")
 
 
 def _sweep_forever(driver: Driver, interval: float) -> None:
