@@ -115,7 +115,7 @@ class Top(App[None]):
         texts = [rows.cells(row, now) for row in seen]
         cells = rows.shortened(texts, width - 2, (row.id for row in found))
         self._watch.steady = rows.widths(cells, self._watch.steady)
-        wide, bars = columns(cells, width - 2, self._watch.steady)
+        wide, bars = columns(self._watch.steady, width - 2)
         if wide != self._columns:
             self._columns = wide
             table.clear(columns=True)

@@ -22,20 +22,16 @@ BAR = 10  #: cells of a progress bar
 STYLES = {"bad": "red", "odd": "magenta", "good": "green", "calm": "dim"}
 
 
-def columns(
-    cells: Sequence[Sequence[str]], width: int, least: Mapping[str, int] = rows.NOTHING
-) -> tuple[list[tuple[str, int]], bool]:
+def columns(wide: Mapping[str, int], most: int) -> tuple[list[tuple[str, int]], bool]:
     """Return the names and widths of the columns that fit, and whether there is room for bars.
 
     Args:
-        cells: The cells of leases.
-        width: The most characters of a line; less important columns are left out if necessary.
-        least: The least widths of columns.
+        wide: The widths of all columns without bars.
+        most: The most characters of a line; less important columns are left out if necessary.
     """
-    wide = rows.widths(cells, least)
-    names = rows.fitting(wide, width)
-    bars = width >= rows.total(wide) + BAR + 1
-    wide["PROGRESS"] += (BAR + 1) * bars
+    names = rows.fitting(wide, most)
+    bars = most >= rows.total(wide) + BAR + 1
+    wide = {**wide, "PROGRESS": wide["PROGRESS"] + (BAR + 1) * bars}
     return [(name, wide[name]) for name in names], bars
 
 
@@ -43,7 +39,7 @@ def print_table(found: Sequence[LeaseRow], cells: Sequence[Sequence[str]]) -> No
     """Print leases to the terminal."""
     console = Console()
     made = Table(box=None, pad_edge=False, header_style="bold")
-    wide, bars = columns(cells, console.width)
+    wide, bars = columns(rows.widths(cells), console.width)
     names = [name for name, _ in wide]
     for name in names:
         made.add_column(aligned(name), no_wrap=True, overflow="ellipsis")

@@ -168,17 +168,16 @@ def shortened(
 
 
 def text(
-    rows: Iterable[Sequence[str]], most: int | None = None, least: Mapping[str, int] = NOTHING
+    table: Sequence[Sequence[str]], most: int | None = None, wide: Mapping[str, int] | None = None
 ) -> Iterator[str]:
     """Yield a table of plain text, one line a row, with its headers.
 
     Args:
-        rows: Its rows.
+        table: Its rows.
         most: The width of the screen in characters, for which columns are left out; None: a file.
-        least: The least widths of columns.
+        wide: The widths of its columns; None: those that it needs.
     """
-    table = list(rows)
-    wide = widths(table, least)
+    wide = wide or widths(table)
     names = HEADERS if most is None else fitting(wide, most)
     for row in [HEADERS, *table]:
         cells = dict(zip(HEADERS, row, strict=True))
