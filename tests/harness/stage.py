@@ -83,6 +83,11 @@ class RedisStage:
         """How many messages the broker holds as delivered."""
         return int(self.redis.zcard("unacked_index"))
 
+    def listeners(self) -> int:
+        """Return how many connections hear what is sent to all workers."""
+        clients, database = self.redis.client_list(), str(self.setup.database)
+        return sum(each["db"] == database and each["psub"] != "0" for each in clients)
+
     def is_clean(self) -> bool:
         """Whether nothing is left of any lease."""
         return not (

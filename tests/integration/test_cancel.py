@@ -57,11 +57,6 @@ class Stage(RedisStage):
         tasks: dict[str, Any] = replies[0][worker.hostname]["tasks"]
         return {task_id: tasks[task_id]["state"] for task_id in task_ids}
 
-    def listeners(self) -> int:
-        """Return how many connections hear what is sent to all workers."""
-        clients, database = self.redis.client_list(), str(self.setup.database)
-        return sum(each["db"] == database and each["psub"] != "0" for each in clients)
-
     def is_revoked(self, task_id: str, reason: str = "cancelled") -> bool:
         result = self.app.AsyncResult(task_id)
         with pytest.raises(TaskRevokedError, match=reason):
@@ -225,6 +220,22 @@ def test_operators_cancel_by_command(stage: Stage) -> None:
     assert lines[0].endswith(f"celery control terminate SIGTERM {plain}")
     assert lines[1] == f"{over}: is over already: SUCCESS"
     assert lines[2].startswith("no-such-task: not found at the 1 worker that replied")
+
+
+def test_no_other_task_is_cancelled_than_the_one_named(stage: Stage) -> None:
+    """An app's own id may begin another; and a shell's empty variable begins them all."""
+    stage.worker()
+    shell = Shell(stage.app)
+    own = stage.send("work", 0, task_id="report-10", countdown=600)
+    usual = stage.start("work", LONG)
+    eventually(lambda: stage.queued == 0)
+    assert "report-1: not found at the 1 worker" in shell.fails("cancel", "report-1", "-t", "3")
+    for each in ("cancel", "hand-over", "stack", "explain"):
+        assert "a task id is empty" in shell.fails(each, "", "-t", "3")
+    assert stage.held == 2
+    assert own in shell("cancel", own, "-t", "3")
+    assert usual in shell("cancel", usual[:8], "-t", "3")
+    assert stage.is_revoked(usual)
 
 
 def test_a_stopping_worker_still_cancels(stage: Stage) -> None:

@@ -21,12 +21,20 @@ NAMED = 5
 def expanded(text: str, ids: Iterable[str]) -> str:
     """Return the one id that begins with *text*; *text* itself if it is an id or matches none.
 
+    An id shorter than Celery's own is an app's, and may be the beginning of another ("report-1",
+    "report-10"): it has to be given whole.
+
     Raises:
-        click.UsageError: Several ids match.
+        click.UsageError: *text* is empty, or several ids match.
     """
-    found = sorted({each for each in ids if each.startswith(text)})
-    if len(found) < 2 or text in found:  # noqa: PLR2004
-        return found[0] if len(found) == 1 else text
+    if not text:
+        raise click.UsageError("a task id is empty")
+    known = set(ids)
+    found = sorted(each for each in known if len(each) >= WHOLE and each.startswith(text))
+    if text in known or len(text) >= WHOLE or not found:
+        return text
+    if len(found) == 1:
+        return found[0]
     shown = ", ".join(found[:NAMED]) + (", …" if len(found) > NAMED else "")
     raise click.UsageError(f"{len(found)} task ids begin with {text}: {shown}. Give more of it")
 
@@ -45,8 +53,11 @@ def expanded_by_leases(
 
 
 def unique_length(ids: Iterable[str]) -> int:
-    """Return the number of characters that makes the ids distinct, at least the shortest shown."""
-    different = set(ids)
+    """Return the number of characters that makes the ids distinct, at least the shortest shown.
+
+    Ids that are shorter than Celery's own are shown whole.
+    """
+    different = {each for each in ids if len(each) >= WHOLE}
     for length in range(SHORTEST, WHOLE):
         if len({each[:length] for each in different}) == len(different):
             return length

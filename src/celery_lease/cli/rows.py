@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from celery_lease.cli.ids import unique_length
+from celery_lease.cli.ids import WHOLE, unique_length
 from celery_lease.view.row import PARKED, RESTING, LeaseRow
 
 if TYPE_CHECKING:
@@ -164,7 +164,11 @@ def shortened(
         return table
     column = HEADERS.index("ID")
     length = unique_length({*ids, *(row[column] for row in table)})
-    return [(*row[:column], row[column][:length], *row[column + 1 :]) for row in table]
+
+    def cut(text: str) -> str:
+        return text[:length] if len(text) >= WHOLE else text
+
+    return [(*row[:column], cut(row[column]), *row[column + 1 :]) for row in table]
 
 
 def text(

@@ -210,12 +210,24 @@ def test_columns_that_are_drawn_again_do_not_jump() -> None:
 
 def test_a_beginning_of_an_id_is_enough_if_it_is_unique() -> None:
     """A whole id wins over those that it begins; several are named."""
-    ids = ["abc1", "abd2", "ab"]
-    assert expanded("abc", ids) == "abc1"
-    assert expanded("ab", ids) == "ab"
+    one, two = (f"{each}-7c41-4b0e-9a52-9f5d1c1e1d11" for each in ("8d2c4f60", "8d2d4f60"))
+    ids = [one, two, "8d2", "report-10"]
+    assert expanded("8d2c", ids) == expanded(one, ids) == one
+    assert expanded("8d2", ids) == "8d2"
     assert expanded("x", ids) == "x"
-    with pytest.raises(click.UsageError, match="2 task ids begin with ab: abc1, abd2"):
-        expanded("ab", ids[:2])
+    with pytest.raises(click.UsageError, match=f"2 task ids begin with 8d2: {one}, {two}"):
+        expanded("8d2", ids[:2])
+
+
+def test_an_app_s_own_short_ids_are_shown_and_given_whole() -> None:
+    """One may be the beginning of another; and nothing is the beginning of all."""
+    assert expanded("report-1", ["report-10"]) == "report-1"
+    assert expanded("8d2c4f60" * 5, ["8d2c4f60" * 6]) == "8d2c4f60" * 5
+    with pytest.raises(click.UsageError, match="a task id is empty"):
+        expanded("", ["report-10"])
+    ids = ["report-10", "8d2c4f60-7c41-4b0e-9a52-9f5d1c1e1d11"]
+    table = [rows.cells(row(hostname="w@h", id=each), 1010.0) for each in ids]
+    assert [each[1] for each in rows.shortened(table, 80)] == ["report-10", "8d2c4f60"]
 
 
 @pytest.mark.parametrize(("named", "said"), [(None, True), ("proj", False)])
