@@ -125,6 +125,19 @@ def test_a_drain_outlives_the_connection(stage: Stage) -> None:
     assert stage.ledger.count("start", waiting) == 0
 
 
+def test_a_worker_that_cannot_drain_yet_is_named(stage: Stage) -> None:
+    """A solo worker whose task runs says that it is there, and drains when the task is over."""
+    busy = stage.worker("solo")
+    running = stage.send("beats", 60)
+    stage.ledger.wait("start", running)
+    other = stage.worker()
+    ask = {"destination": [busy.hostname], "reply": True}
+    eventually(lambda: stage.app.control.broadcast("stats", {"leases": True}, **ask))
+    done = stage.celery("lease", "drain", "-t", "3")
+    assert (done.returncode, done.stdout) == (1, f"{other.hostname}: draining\n"), done.stderr
+    assert f"{busy.hostname}: no reply within 3 s" in done.stderr
+
+
 def test_operators_drain_by_command(stage: Stage) -> None:
     """``celery lease drain``: the one named, the reply, exit code 1 for a worker that is silent;
     ``celery inspect lease_state`` knows how far it is.

@@ -13,6 +13,8 @@ from celery_lease.cli.cancel import WORDS, outcome
 from celery_lease.cli.dead import chosen_of, opened
 from celery_lease.cli.hand_over import outcomes
 from celery_lease.cli.workers import best_answers
+from celery_lease.core.words import counted
+from celery_lease.view.asking import node_of
 from celery_lease.web.guard import Refused, read_form
 from celery_lease.web.site import REPLY, Site, logger, trouble_of
 
@@ -110,7 +112,8 @@ def _command(command: str) -> Act:
             (f"{name}: {reply.get('ok') or reply.get('error')}", "error" not in reply)
             for name, reply in sorted(replies.items())
         ]
-        silent = [name for name in names if name not in replies] if not replies else []
+        replied = {*map(node_of, replies)}
+        silent = [name for name in names if name not in replied]
         return said + [(f"{name}: no reply within {REPLY:g} s", False) for name in silent]
 
     return act

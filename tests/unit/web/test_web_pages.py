@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +23,7 @@ from celery_lease.core.keys import KeyUse, KeyUser
 from celery_lease.task.checkpoints.looking import Saved
 from celery_lease.web.crew import Hand
 from celery_lease.web.pages import Pages
+from celery_lease.web.writes import WRITES
 from unit.web_pages import Still, cells, client, lease, page, text_of
 
 if TYPE_CHECKING:
@@ -381,3 +383,15 @@ def test_the_timeline_names_what_it_draws() -> None:
     assert 'aria-label="video.transcode [id-00000] on w1@here: held"' in shown
     (said,) = client(watch).get("/timeline.json").json()["deliveries"]
     assert (said["task_id"], said["worker"], said["end"]) == ("id-00000", "w1@here", "held")
+
+
+def test_a_worker_that_does_not_reply_to_a_command_is_named() -> None:
+    """Beside those that did, also under their unique identities."""
+    replies = {"w1@here:7:ab": {"ok": "draining"}, "w1@here:8:ab": {"ok": "draining"}}
+    site: Any = SimpleNamespace(ask=lambda *_: replies)
+    (drain,) = (each for each in WRITES if each.name == "drain")
+    assert drain.act(site, ["w1@here", "w2@here"], False) == [  # noqa: FBT003
+        ("w1@here:7:ab: draining", True),
+        ("w1@here:8:ab: draining", True),
+        ("w2@here: no reply within 1 s", False),
+    ]
