@@ -31,6 +31,19 @@ def stage(setup: Setup, valkey: RedisServer, fleet: WorkerFleet) -> Stage:
     return Stage(setup, valkey, fleet)
 
 
+def test_a_task_that_starts_after_the_command_is_not_handed_over(stage: Stage) -> None:
+    """A solo worker's second mailbox keeps the command for which its main loop has answered."""
+    stage.worker("solo", 1)
+    shell = Shell(stage.app)
+    eventually(lambda: stage.listeners() == 3, what="both mailboxes, and its gossip")
+    later = stage.send("moves", 2, countdown=2)
+    eventually(lambda: stage.queued == 0)
+    said = shell.fails("hand-over", later, "-t", "0.5")
+    assert "not handed over: it has not started" in said
+    stage.ledger.wait("end", later, within=20)
+    assert (stage.ledger.count("start", later), stage.ledger.count("told", later)) == (1, 0)
+
+
 @pytest.mark.compat
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
 def test_a_task_is_looked_at_and_handed_over(stage: Stage, pool: str) -> None:

@@ -79,8 +79,8 @@ class BackupControl:
         self._connection: Any = None
         self._listener: Any = None
         self._node: Any = None
-        #: Commands that arrived, with the time. The main loop may answer one as well, later:
-        #: whoever asked goes by the first reply.
+        #: Commands that arrived, with the time. The main loop may answer one as well, before or
+        #: after: whoever asked goes by the first reply.
         self._heard: deque[tuple[float, Any, Any]] = deque(maxlen=100)
 
     def run_once(self) -> float:
@@ -115,6 +115,7 @@ class BackupControl:
         while self._heard and (away or self._heard[0][0] < now - MEMORY):
             heard_at, body, message = self._heard.popleft()
             if heard_at >= now - MEMORY:
+                self._node.state.lease_heard_at = heard_at
                 self._node.handle_message(body, message)
 
     def _may_be_wanted(self) -> bool:
@@ -135,9 +136,7 @@ class BackupControl:
         self._connection = connection = app.connection_for_read()
         connection.ensure_connection(max_retries=1, timeout=REST)
         mailbox = compat.mailbox(app, connection)
-        state = SimpleNamespace(
-            app=app, hostname=consumer.hostname, consumer=consumer, lease_backup_control=True
-        )
+        state = SimpleNamespace(app=app, hostname=consumer.hostname, consumer=consumer)
         node = Mailbox(consumer.hostname, state, channel_of_its_own(connection), HANDLERS, mailbox)
 
         def hear(body: Any, message: Any) -> None:

@@ -7,6 +7,7 @@ every ``celery`` command know them once this module is imported; it imports litt
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from celery.worker.control import control_command, inspect_command
@@ -76,7 +77,7 @@ def lease_cancel(state: Any, task_id: str | Sequence[str], **_: Any) -> dict[str
     runtime = runtime_of(state.consumer)
     if runtime is None:
         return NO_LEASES
-    is_main = not getattr(state, "lease_backup_control", False)
+    is_main = not hasattr(state, "lease_heard_at")
     done = cancel(runtime.leases, _listed(task_id), state.consumer if is_main else None)
     here = [each for each, what in done.items() if what["state"] != Reaction.UNKNOWN]
     return {
@@ -94,7 +95,8 @@ def lease_hand_over(state: Any, task_id: str | Sequence[str], **_: Any) -> dict[
     runtime = runtime_of(state.consumer)
     if runtime is None:
         return NO_LEASES
-    done = hand_over(runtime.leases, _listed(task_id))
+    heard_at = getattr(state, "lease_heard_at", math.inf)
+    done = hand_over(runtime.leases, _listed(task_id), heard_at)
     flagged = sum(what["state"] == "told" for what in done.values())
     return {"ok": f"{flagged} of {counted(len(done), 'task')} handed over", "tasks": done}
 

@@ -6,6 +6,7 @@ worker stays up, and may get the message again.
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -30,23 +31,31 @@ class Reaction(StrEnum):
     UNKNOWN = "unknown"  #: it is not here
 
 
-def hand_over(leases: LeaseRegistry, task_ids: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Have tasks handed over; return for each id what was done here. Any thread may call it."""
+def hand_over(
+    leases: LeaseRegistry, task_ids: Collection[str], heard_at: float = math.inf
+) -> dict[str, dict[str, Any]]:
+    """Have tasks handed over; return for each id what was done here. Any thread may call it.
+
+    Args:
+        leases: The worker's leases.
+        task_ids: The tasks.
+        heard_at: When the command arrived; it is not meant for a run that has started since.
+    """
     done = {task_id: {"state": str(Reaction.UNKNOWN)} for task_id in task_ids}
     done |= {each: {"state": str(Reaction.PLAIN)} for each in compat.plain_tasks(task_ids)}
     with leases.lock:
         for entry in leases.entries():
             if entry.lease.task_id in done:
-                reaction = _flag(leases, entry)
+                reaction = _flag(leases, entry, heard_at)
                 done[entry.lease.task_id] = {"state": str(reaction), "task": entry.lease.name}
     return done
 
 
-def _flag(leases: LeaseRegistry, entry: LeaseEntry) -> Reaction:
+def _flag(leases: LeaseRegistry, entry: LeaseEntry, heard_at: float) -> Reaction:
     """Flag a task that has its record; under the lock, so that the record is still its own."""
     if not entry.lease.is_held:
         return Reaction.LOST
-    if entry.slot is None or entry.pid is None:
+    if entry.slot is None or entry.pid is None or leases.started_at(entry) > heard_at:
         return Reaction.WAITS
     if not entry.lease.policy.interruptible:
         return Reaction.STEADFAST

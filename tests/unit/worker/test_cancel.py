@@ -63,7 +63,7 @@ def test_the_backup_control_leaves_what_waits_to_the_main_loop(bench: Bench) -> 
     bench.receive()
     runtime = SimpleNamespace(leases=bench.leases)
     worker = SimpleNamespace(
-        consumer=SimpleNamespace(lease_runtime=runtime), lease_backup_control=True
+        consumer=SimpleNamespace(lease_runtime=runtime), lease_heard_at=bench.clock.now()
     )
     reply = control.lease_cancel(worker, task_id="id-a")
     assert states_of(reply["tasks"]) == {"id-a": "waits"}
