@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import psutil
@@ -251,6 +254,30 @@ def test_a_stopping_worker_still_cancels(stage: Stage) -> None:
     assert worker.wait(10) == 0
     assert "1 completed" in worker.log
     assert stage.held == 0
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_a_stopping_worker_s_last_task_is_seen_to_end(stage: Stage, pool: str) -> None:
+    """The worker exits at once then, and does not say that the task is over: its result does."""
+    worker, shell = stage.worker(pool), Shell(stage.app)
+    running = stage.start("work", LONG)
+    eventually(lambda: stage.listeners() == 3, what="both mailboxes, and its gossip")
+    worker.term()
+    worker.wait_log("Warm shutdown")
+    assert "its next beat raises" in shell("cancel", running, "--wait", "20", "-t", "3")
+    assert stage.is_revoked(running)
+    assert worker.wait(10) == 0
+
+
+def test_a_result_backend_that_hangs_does_not_hold_up_a_command(stage: Stage) -> None:
+    """Celery's Redis waits for two minutes, for each task."""
+    stage.worker()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        shell, began = Shell(replace(stage.setup, backend=url).app()), time.monotonic()
+        assert "no-such-task: not found" in shell.fails("cancel", "no-such-task", "-t", "3")
+        assert "result backend says nothing" in shell.fails("explain", "no-such-task", "-t", "3")
+        assert time.monotonic() - began < 60.0
 
 
 def test_a_task_whose_holder_died_is_cancelled_by_whoever_gets_it(stage: Stage) -> None:

@@ -76,9 +76,9 @@ def cancel(ctx: click.Context, tasks: tuple[str, ...], wait: float, timeout: flo
         flagged = {
             task_id: name for task_id, (name, what) in found.items() if what["state"] == "told"
         }
-        left = _wait(ask, flagged, wait) if wait else {}
-    for task_id, name in left.items():
-        click.echo(f"{task_id}: still on {name} after {wait:g} s", err=True)
+        left = _wait(app, ask, flagged, wait, timeout) if wait else {}
+    for task_id, what in left.items():
+        click.echo(f"{task_id}: {what} after {wait:g} s", err=True)
     if left or not all(good for _, good in lines):
         ctx.exit(1)
 
@@ -126,20 +126,34 @@ def _caution(task_id: str, what: Mapping[str, Any]) -> str:
     return f"; the last was {span(silence)} ago"
 
 
-def _wait(ask: Ask, flagged: dict[str, str], wait: float) -> dict[str, str]:
-    """Wait until the tasks have ended, or the time is over; return the rest with their workers."""
+def _wait(
+    app: Celery, ask: Ask, flagged: dict[str, str], wait: float, timeout: float
+) -> dict[str, str]:
+    """Wait until the tasks have ended, or the time is over; return what is known of the rest.
+
+    A worker that stops is gone after its last task, and does not reply: the result tells then.
+    """
     clock, rest = SystemClock(), threading.Event()
-    ends, left = clock.now() + wait, dict(flagged)
+    ends, left, replied = clock.now() + wait, dict(flagged), set(flagged.values())
+
+    def has_replied(name: str) -> bool:
+        return bool(replied & {name, node_of(name)})
+
     while left and (now := clock.now()) < ends:
         names = sorted({node_of(name) for name in left.values()})
-        replies = ask("leases", names, max(0.1, ends - now), {"task_id": list(left)})
+        replies = ask("leases", names, max(0.1, min(timeout, ends - now)), {"task_id": list(left)})
         held = {row["id"] for rows in replies.values() for row in rows}
         replied = {*replies, *map(node_of, replies)}
         left = {
             task_id: name
             for task_id, name in left.items()
-            if task_id in held or not replied & {name, node_of(name)}
+            if task_id in held or not (has_replied(name) or is_final(state_of(app, task_id)))
         }
         if left:
             rest.wait(LOOK_INTERVAL)
-    return left
+    return {
+        task_id: f"still on {name}"
+        if has_replied(name)
+        else f"no result, and no reply from {name},"
+        for task_id, name in left.items()
+    }

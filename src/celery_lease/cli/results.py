@@ -24,10 +24,13 @@ class Result:
 
 def result_of(app: Celery, task_id: str) -> Result | None:
     """Return the stored result of a task; None: there is no backend, or it does not answer."""
+    from celery_lease.worker.compat import hasty_backend  # noqa: PLC0415  (every command imports this)
+
     if app.conf.result_backend in (None, "", "disabled", "disabled://"):
         return None
     try:
-        found = app.AsyncResult(task_id)
+        slow = hasattr(app.backend, "connparams")  # Redis
+        found = app.AsyncResult(task_id, backend=hasty_backend(app) if slow else app.backend)
         state = str(found.state)
         kept: Any = found.result
         return Result(

@@ -33,7 +33,7 @@ from celery_lease.task import mapping
 if TYPE_CHECKING:
     from celery.worker.consumer import Consumer
 
-#: Seconds that a result backend has to take a publication of progress.
+#: Seconds that a result backend has to take a publication of progress, or to answer a command.
 BACKEND_TIMEOUT = 2.0
 
 
@@ -205,15 +205,15 @@ def context_of(request: Request) -> Context:
 def progress_store(app: Any) -> Callable[..., None]:
     """Return a function that stores a task's progress, by a result backend of its own.
 
-    Celery's backend belongs to the main thread, and forked children inherit its locks. This one
-    fails early instead of retrying, and its timeouts are short: the end of a task may wait for it.
+    Celery's backend belongs to the main thread, and forked children inherit its locks. The end of a
+    task may wait for this one.
     """
 
     def store(
         name: str, task_id: str, progress: dict[str, Any], request: Request | None = None
     ) -> None:
         task = app.tasks.get(name)
-        backend = getattr(task, "_backend", None) or own()
+        backend = getattr(task, "_backend", None) or own(app)
         context = None if request is None else context_of(request)
         try:
             backend.store_result(task_id, progress, "PROGRESS", request=context)
@@ -221,19 +221,21 @@ def progress_store(app: Any) -> Callable[..., None]:
             forget_connections(backend)
             raise
 
-    @cache
-    def own() -> Any:
-        backend = app._get_backend()  # noqa: SLF001
-        backend.always_retry = False
-        if hasattr(backend, "connparams"):  # Redis: its defaults wait for two minutes, twenty times
-            bounds = {"socket_timeout": BACKEND_TIMEOUT, "socket_connect_timeout": BACKEND_TIMEOUT}
-            backend.connparams.update(bounds)
-            backend.ensure = lambda function, args, **_: function(*args)
-        elif hasattr(backend, "destination_for"):  # RPC: twenty times, up to a second apart
-            backend.retry_policy = {**backend.retry_policy, "max_retries": 1}
-        return backend
-
+    own = cache(hasty_backend)
     return store
+
+
+def hasty_backend(app: Any) -> Any:
+    """Return a new result backend of an app that fails early, and does not retry."""
+    backend = app._get_backend()  # noqa: SLF001
+    backend.always_retry = False
+    if hasattr(backend, "connparams"):  # Redis: its defaults wait for two minutes, twenty times
+        bounds = {"socket_timeout": BACKEND_TIMEOUT, "socket_connect_timeout": BACKEND_TIMEOUT}
+        backend.connparams.update(bounds)
+        backend.ensure = lambda function, args, **_: function(*args)
+    elif hasattr(backend, "destination_for"):  # RPC: twenty times, up to a second apart
+        backend.retry_policy = {**backend.retry_policy, "max_retries": 1}
+    return backend
 
 
 def stop_worker() -> None:
