@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -128,6 +129,31 @@ def test_workers_of_one_name_are_both_shown_and_warned_of(stage: Stage, tmp_path
         eventually(lambda: stage.shell("drain", "-t", "2").count(": draining") == 2, 60)
     finally:
         twins[1].close()
+
+
+def test_of_workers_of_one_name_the_right_one_is_named(stage: Stage, tmp_path: Path) -> None:
+    """The one that runs the task, and the one that does not reply: a solo worker cannot drain."""
+    options = WorkerOptions(module=stage.module)
+    (tmp_path / "twin").mkdir()
+    twin = WorkerFleet(tmp_path / "twin")
+    tasks = []
+    try:
+        for fleet, pool in ((stage.fleet, "prefork"), (twin, "solo")):
+            worker = fleet.start(stage.setup, replace(options, pool=pool))
+            tasks.append(stage.send("work", 300))
+            eventually(lambda: stage.held == len(tasks), 20, what="each has one")
+        said, _ = eventually(lambda: both(stage), 60)
+        holders = {row["id"]: row["worker"] for row in said["leases"]}
+        for task, holder in holders.items():
+            done = stage.shell.result("stack", task, "-t", "5")
+            assert f"[{task}] on {holder}, process" in done.stdout, done.stderr
+        prefork, solo = (holders[task] for task in tasks)
+        for where in ([], ["-d", worker.hostname]):
+            done = stage.shell.result("drain", "-t", "3", *where)
+            assert (done.exit_code, done.stdout) == (1, f"{prefork}: draining\n"), done.stderr
+            assert f"{solo}: no reply within 3 s" in done.stderr
+    finally:
+        twin.close()
 
 
 def test_a_trace_begins_with_what_runs(stage: Stage) -> None:

@@ -139,6 +139,10 @@ def _wait(
     def has_replied(name: str) -> bool:
         return bool(replied & {name, node_of(name)})
 
+    def has_ended(task_id: str) -> bool:
+        kept = result_of(app, task_id)
+        return kept is not None and is_final(kept.state)
+
     while left and (now := clock.now()) < ends:
         names = sorted({node_of(name) for name in left.values()})
         replies = ask("leases", names, max(0.1, min(timeout, ends - now)), {"task_id": list(left)})
@@ -147,7 +151,7 @@ def _wait(
         left = {
             task_id: name
             for task_id, name in left.items()
-            if task_id in held or not (has_replied(name) or is_final(state_of(app, task_id)))
+            if task_id in held or not (has_replied(name) or has_ended(task_id))
         }
         if left:
             rest.wait(LOOK_INTERVAL)

@@ -28,6 +28,8 @@ def drain(ctx: click.Context, resume: bool, destination: list[str], timeout: flo
     warn_of_namesakes(ask.duplicates)
     for name, reply in sorted(replies.items()):
         click.echo(f"{name}: {reply.get('ok') or reply.get('error')}")
-    silent = report_silent(destination or list(ask.known), replies, timeout)
+    nodes = destination or ask.known
+    names = [name for node in nodes for name in ask.duplicates.get(node, [node])]
+    silent = report_silent(names, replies, timeout)
     if silent or any("error" in reply for reply in replies.values()):
         ctx.exit(1)

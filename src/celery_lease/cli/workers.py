@@ -114,8 +114,12 @@ def best_answers(replies: Mapping[str, Any], states: Iterable[str]) -> Found:
 
 
 def report_silent(names: Sequence[str], replies: Iterable[str], timeout: float) -> bool:
-    """Report on stderr the workers that did not answer; return whether there are any."""
-    replied = {node_of(label) for label in replies}
+    """Report on stderr the workers that did not answer; return whether there are any.
+
+    They are named by their nodes, or by their identities where several share a name.
+    """
+    labels = list(replies)
+    replied = {*labels, *map(node_of, labels)}
     silent = [name for name in names if name not in replied]
     for name in silent:
         click.echo(f"{name}: no reply within {timeout:g} s", err=True)

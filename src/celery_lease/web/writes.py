@@ -13,7 +13,6 @@ from celery_lease.cli.cancel import WORDS, outcome
 from celery_lease.cli.dead import chosen_of, opened
 from celery_lease.cli.hand_over import outcomes
 from celery_lease.cli.workers import best_answers
-from celery_lease.core.words import counted
 from celery_lease.view.asking import node_of
 from celery_lease.web.guard import Refused, read_form
 from celery_lease.web.site import REPLY, Site, logger, trouble_of

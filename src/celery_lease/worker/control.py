@@ -31,7 +31,7 @@ def lease_drain(state: Any, **_: Any) -> dict[str, Any]:
     if runtime is None:
         return NO_LEASES
     runtime.drain.begin()
-    return {"ok": "draining"}
+    return {"ok": "draining", "worker": identity(state.consumer)}
 
 
 @control_command()
@@ -40,7 +40,8 @@ def lease_resume(state: Any, **_: Any) -> dict[str, Any]:
     runtime = runtime_of(state.consumer)
     if runtime is None:
         return NO_LEASES
-    return {"ok": "taking messages"} if runtime.drain.end() else {"error": "the worker is stopping"}
+    done = {"ok": "taking messages"} if runtime.drain.end() else {"error": "the worker is stopping"}
+    return {**done, "worker": identity(state.consumer)}
 
 
 @inspect_command()
@@ -98,7 +99,11 @@ def lease_hand_over(state: Any, task_id: str | Sequence[str], **_: Any) -> dict[
     heard_at = getattr(state, "lease_heard_at", math.inf)
     done = hand_over(runtime.leases, _listed(task_id), heard_at)
     flagged = sum(what["state"] == "told" for what in done.values())
-    return {"ok": f"{flagged} of {counted(len(done), 'task')} handed over", "tasks": done}
+    return {
+        "ok": f"{flagged} of {counted(len(done), 'task')} handed over",
+        "tasks": done,
+        "worker": identity(state.consumer),
+    }
 
 
 @inspect_command(args=[("task_id", str)], signature="task_id")
@@ -111,7 +116,8 @@ def lease_stack(state: Any, task_id: str, **_: Any) -> dict[str, Any]:
     from celery_lease.worker.stacks import stack_of  # noqa: PLC0415  (for workers alone)
 
     runtime = runtime_of(state.consumer)
-    return {} if runtime is None else stack_of(runtime.leases, runtime.pool, str(task_id))
+    seen = {} if runtime is None else stack_of(runtime.leases, runtime.pool, str(task_id))
+    return {**seen, "worker": identity(state.consumer)} if seen else {}
 
 
 def _listed(task_id: str | Sequence[str] | None) -> list[str]:

@@ -118,11 +118,11 @@ def test_the_remote_control_commands_reach_the_drain(bench: Draining) -> None:
     """Each by its name, as Celery finds it."""
     runtime = SimpleNamespace(drain=bench.drain, leases=bench.leases)
     node: Any = SimpleNamespace(consumer=SimpleNamespace(lease_runtime=runtime))
-    assert Panel.data["lease_drain"](node) == {"ok": "draining"}
+    assert Panel.data["lease_drain"](node) == {"ok": "draining", "worker": "w1"}
     assert Panel.data["lease_state"](node)["draining"] is True
-    assert Panel.data["lease_resume"](node) == {"ok": "taking messages"}
+    assert Panel.data["lease_resume"](node) == {"ok": "taking messages", "worker": "w1"}
     bench.shutdown.ask()
-    assert Panel.data["lease_resume"](node) == {"error": "the worker is stopping"}
+    assert Panel.data["lease_resume"](node)["error"] == "the worker is stopping"
 
 
 @pytest.mark.parametrize("name", ["lease_drain", "lease_resume", "lease_state"])

@@ -64,6 +64,7 @@ def test_a_command_says_how_many_were_told(bench: Bench) -> None:
     assert control.lease_hand_over(worker(bench), task_id="id-a") == {
         "ok": "1 of 1 task handed over",
         "tasks": {"id-a": {"state": "told", "task": "t"}},
+        "worker": "w1",
     }
     assert (
         control.lease_hand_over(worker(bench), task_id=["x", "y"])["ok"]
@@ -103,6 +104,7 @@ def test_a_stack_is_of_the_task_that_still_runs(bench: Bench) -> None:
         "pid": 1,
         "doing": "blocked in a call (read)",
         "stack": "frames",
+        "worker": "w1",
     }
     assert control.lease_stack(state, task_id="id-waiting") == {}
     assert control.lease_stack(SimpleNamespace(consumer=None), task_id="id-a") == {}
