@@ -111,6 +111,9 @@ def test_a_worker_outlives_a_consumer_timeout_that_nobody_told_it(
     )
     stage.ledger.wait("end", first.id, count=2, within=40)
     stage.rabbitmq.wait_empty(stage.queue)
+    if timed:  # since 4.3 the server names no timeout, and does not keep to it each time
+        assert worker.returncode is None
+        return
     closed = worker.log.count("PRECONDITION_FAILED")
     second = send("any.plain", (TIMEOUT + 5.0, 0.1))
     worker.wait_log(
