@@ -93,7 +93,8 @@ def test_dead_letters_are_found_by_either_queues_name(buried: Bench, shell: Shel
     assert len(whole.splitlines()) == 4
     assert shell("dead", "list", "-q", "q") == shell("dead", "list", "-q", "q.dead") == whole
     assert "1 message replayed" in shell("dead", "retry", "-q", "q", "8d2c")
-    assert "3 task ids begin with t: t1, t2, t3" in shell.fails("dead", "show", "t")
+    assert "no dead letter of task t" in shell.fails("dead", "show", "t")
+    assert "a task id is empty" in shell.fails("dead", "retry", "")
 
 
 def test_a_retried_letter_goes_back_with_a_clean_record(buried: Bench, shell: Shell) -> None:
