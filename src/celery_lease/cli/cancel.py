@@ -9,7 +9,7 @@ import click
 
 from celery_lease.cli.broker import EX_UNAVAILABLE, reached
 from celery_lease.cli.ids import expanded_by_leases
-from celery_lease.cli.results import is_final, result_of
+from celery_lease.cli.results import result_of
 from celery_lease.cli.rows import span
 from celery_lease.cli.workers import (
     TIMEOUT,
@@ -97,7 +97,7 @@ def outcome(
 
 def _missing(app: Celery, task_id: str, workers: int) -> str:
     kept = result_of(app, task_id)
-    if kept and is_final(kept.state):
+    if kept and kept.is_final:
         return f"is over already: {kept.state}"
     replied = f"{counted(workers, 'worker')} that replied"
     return (
@@ -141,7 +141,7 @@ def _wait(
 
     def has_ended(task_id: str) -> bool:
         kept = result_of(app, task_id)
-        return kept is not None and is_final(kept.state)
+        return kept is not None and kept.is_final
 
     while left and (now := clock.now()) < ends:
         names = sorted({node_of(name) for name in left.values()})

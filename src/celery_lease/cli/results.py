@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 from celery import Celery, states
@@ -21,21 +22,24 @@ class Result:
     worker: str = ""  #: the worker that ran it, if ``result_extended`` is on
     error: str = ""  #: the error of a failure
 
+    @property
+    def is_final(self) -> bool:
+        """Whether the task is over."""
+        return self.state in states.READY_STATES
+
 
 def result_of(app: Celery, task_id: str) -> Result | None:
     """Return the stored result of a task; None: there is no backend, or it does not answer."""
-    from celery_lease.worker.compat import hasty_backend  # noqa: PLC0415  (every command imports this)
-
     if app.conf.result_backend in (None, "", "disabled", "disabled://"):
         return None
     try:
         slow = hasattr(app.backend, "connparams")  # Redis
-        found = app.AsyncResult(task_id, backend=hasty_backend(app) if slow else app.backend)
+        found = app.AsyncResult(task_id, backend=_hasty(app) if slow else app.backend)
         state = str(found.state)
         kept: Any = found.result
         return Result(
             state=state,
-            done_at=_seconds(found.date_done) if is_final(state) else None,
+            done_at=seconds_of(found.date_done) if state in states.READY_STATES else None,
             worker=str(found.worker or ""),
             error=_error(kept) if state in states.EXCEPTION_STATES else "",
         )
@@ -43,12 +47,19 @@ def result_of(app: Celery, task_id: str) -> Result | None:
         return None
 
 
-def is_final(state: str) -> bool:
-    """Whether a task in this state is over."""
-    return state in states.READY_STATES
+@cache
+def _hasty(app: Celery) -> Any:
+    from celery_lease.worker.compat import hasty_backend  # noqa: PLC0415  (every command imports this)
+
+    return hasty_backend(app)
 
 
-def _seconds(date: Any) -> float | None:
+def seconds_of(date: Any) -> float | None:
+    """Return a date, or its ISO text, as seconds since 1970; without a zone it is in UTC.
+
+    Raises:
+        ValueError: The text is no date.
+    """
     if isinstance(date, str):
         date = datetime.fromisoformat(date)
     if not isinstance(date, datetime):

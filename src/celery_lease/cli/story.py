@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from celery_lease import brokers
 from celery_lease.cli.broker import called
 from celery_lease.cli.ids import WHOLE
-from celery_lease.cli.results import Result, is_final
+from celery_lease.cli.results import Result, seconds_of
 from celery_lease.cli.rows import amount, span
 from celery_lease.core.dead import DEAD_AGAIN, DeadLetter, reason_of
 from celery_lease.core.words import counted
@@ -79,7 +79,7 @@ def story_of(facts: Facts, now: float) -> Iterator[str]:
         yield from _parked(facts, facts.parked, now)
     elif facts.waiting and not facts.held:
         yield from _waiting(facts, facts.waiting)
-    if facts.result and is_final(facts.result.state):
+    if facts.result and facts.result.is_final:
         yield _over(facts, facts.result)
     yield from _checkpoint(facts)
     yield from _result(facts)
@@ -276,7 +276,7 @@ def _result(facts: Facts) -> Iterator[str]:
     kept = facts.result
     if kept is None:
         yield "The result backend says nothing: there is none, or it does not answer."
-    elif kept.state != "PENDING" and not is_final(kept.state):
+    elif kept.state != "PENDING" and not kept.is_final:
         yield f"Its state in the result backend is {kept.state}."
     if not facts.is_known:
         yield f"Nobody knows {facts.task_id}: not {_asked(facts)}. {_guess(facts)}"
@@ -317,7 +317,7 @@ def _guess(facts: Facts) -> str:
 
 def _unavailable(facts: Facts) -> Iterator[str]:
     """Yield sentences about sources that could not be asked, for a task that may not be over."""
-    if facts.result and is_final(facts.result.state):
+    if facts.result and facts.result.is_final:
         return
     if not facts.askable:
         yield (
@@ -344,7 +344,7 @@ def _checkpoint(facts: Facts) -> Iterator[str]:
 
 def _saved_at(text: str) -> str:
     try:
-        return when(datetime.fromisoformat(text).timestamp())
+        return when(seconds_of(text))
     except ValueError:
         return text or when(None)
 
