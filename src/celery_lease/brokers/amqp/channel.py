@@ -24,6 +24,7 @@ from celery_lease.brokers.amqp.limits import (
     consumer_timeout,
     learn,
     spends_budget,
+    version_of,
 )
 from celery_lease.brokers.amqp.plain import PlainMessage, PlainMessages
 from celery_lease.brokers.amqp.reader import attach, reader_of
@@ -75,7 +76,7 @@ class Leasing(LeasingChannel):
         """Consume, and store the call; for a backlogged holder only store it."""
         arguments = (options.get("arguments") or {}, *_queue_arguments(callback, queue))
         known = self.connection.client.transport_options or {}
-        timeout = consumer_timeout(known, arguments, self._version)
+        timeout = consumer_timeout(known, arguments, version_of(self))
         is_dead_lettered = any(DEAD_LETTERS in each for each in arguments)
         consume = partial(super().basic_consume, queue, *args, callback=callback, **options)  # type: ignore[misc]
         # Before the call: messages may arrive while it waits for its answer.
@@ -171,11 +172,7 @@ class Leasing(LeasingChannel):
                     self.send_method(spec.Basic.Nack, "Lbb", (number, False, True))
 
     def _is_last(self: Any, headers: Mapping[str, Any], consumer: str) -> bool:
-        return spends_budget(headers, self.arguments[consumer], self._version)
-
-    @property
-    def _version(self: Any) -> str:
-        return str(self.connection.server_properties.get("version", ""))
+        return spends_budget(headers, self.arguments[consumer], version_of(self))
 
     def return_overdue(self: Any) -> None:
         """Return plain messages before the broker closes the channel for them. From any thread."""

@@ -14,9 +14,11 @@ from celery_lease.brokers.amqp.limits import (
     ARGUMENT,
     LIMIT,
     OPTION,
+    TYPE,
     Limit,
     consumer_timeout,
     faulty_option,
+    version_of,
 )
 from celery_lease.core.findings import Examined, Finding, error, notice, ok, warning
 from celery_lease.core.words import plain
@@ -35,7 +37,7 @@ def clock(case: Examined) -> None:
 
 def check(case: Examined) -> Iterator[Finding]:
     """Yield the findings about the server and the queues."""
-    yield ok("rabbitmq.version", f"the server is RabbitMQ {_version(case) or '?'}")
+    yield ok("rabbitmq.version", f"the server is RabbitMQ {version_of(case.channel) or '?'}")
     if not case.app.conf.broker_heartbeat:
         yield warning(
             "rabbitmq.heartbeat",
@@ -54,10 +56,6 @@ def check(case: Examined) -> Iterator[Finding]:
     yield from declared.check(case)
 
 
-def _version(case: Examined) -> str:
-    return str(case.channel.connection.server_properties.get("version", ""))
-
-
 def _queue(case: Examined, name: str) -> Iterator[Finding]:
     known = case.app.amqp.queues.get(name)
     arguments = dict(getattr(known, "queue_arguments", None) or {})
@@ -65,7 +63,9 @@ def _queue(case: Examined, name: str) -> Iterator[Finding]:
     consumed = (dict(getattr(known, "consumer_arguments", None) or {}), arguments)
     is_said = OPTION in options or any(ARGUMENT in each for each in consumed)
     said = "as the app says" if is_said else f"(assumed: {OPTION} is not set)"
-    yield from _timeout(case, name, consumer_timeout(options, consumed, _version(case)), said)
+    yield from _timeout(
+        case, name, consumer_timeout(options, consumed, version_of(case.channel)), said
+    )
     yield _undeclared(name) if known is None else _deliveries(case, name, arguments)
 
 
@@ -102,7 +102,7 @@ def _plain_tasks(case: Examined) -> Iterator[Finding]:
     options = case.app.conf.broker_transport_options or {}
     queues = [case.app.amqp.queues.get(name) for name in case.queues]
     arguments = [dict(getattr(each, "queue_arguments", None) or {}) for each in queues]
-    timeouts = (consumer_timeout(options, [each], _version(case)) for each in arguments)
+    timeouts = (consumer_timeout(options, [each], version_of(case.channel)) for each in arguments)
     timeout = min(timeouts, default=math.inf)
     late = {
         name: task.time_limit or case.app.conf.task_time_limit
@@ -139,7 +139,7 @@ def _undeclared(name: str) -> Finding:
 
 
 def _deliveries(case: Examined, name: str, arguments: Mapping[str, Any]) -> Finding:
-    if arguments.get("x-queue-type") != "quorum":
+    if arguments.get(TYPE) != "quorum":
         return notice(
             "rabbitmq.deliveries",
             f"queue {name} is declared as a classic queue",

@@ -132,6 +132,11 @@ def spends_budget(
     return 0 <= limit <= count
 
 
+def version_of(channel: Any) -> str:
+    """Return RabbitMQ's version by an open channel; "": it names none."""
+    return str(channel.connection.server_properties.get("version", ""))
+
+
 def _release(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
